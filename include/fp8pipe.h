@@ -1,0 +1,795 @@
+/*
+ * libfp8pipe: FP8 linear layers, enqueued from any thread, issued by launcher threads.
+ *
+ * A pipe owns one backend (a CUDA device, or the host), and some lanes. A lane is one stream with
+ * one launcher thread and one ring. A caller enqueues an op into a lane's ring and gets a ticket;
+ * the launcher issues the op's kernels in dependency order. Nothing on the caller's path waits for
+ * a launch, a plan or an allocation.
+ *
+ * Matrix maths, row-major:  forward  Y[M,N] = X[M,K] . W[N,K]^T + b[N]
+ *                           dgrad    dX[M,K] = dY[M,N] . W[N,K]
+ *                           wgrad    dW[N,K] (+)= dY[M,N]^T . X[M,K];  db[N] (+)= sum over M of dY
+ * M is the number of tokens and may change at every call.
+ *
+ * Conventions of every call below, unless its comment says otherwise:
+ *   Returns    FP8PIPE_OK, or a status; outputs are written only on FP8PIPE_OK. The sentence that
+ *              explains a refused call is fp8pipe_last_error(). A refused call changes nothing.
+ *   Threads    any thread, at any time, also at the same time as other calls on the same object;
+ *              only destroying an object while another thread is inside a call on it is the
+ *              caller's to prevent.
+ *   Inside     a function that the library runs (call, host_call and the work of
+ *              fp8pipe_host_enqueue) every function that submits, waits, creates, destroys, opens
+ *              or closes returns FP8PIPE_EDEADLK; inside a defer those that wait or close do.
+ *   Structs    option and op structs start with `size_t size` and have an _INIT initialiser. A
+ *              shorter struct (from an older header) is accepted; a longer one only if all its
+ *              unknown bytes are zero.
+ *
+ * Orders of magnitude: sizes are in bytes where named _bytes, times in nanoseconds where named _ns,
+ * all other counts in elements.
+ */
+#ifndef FP8PIPE_H
+#define FP8PIPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define FP8PIPE_API __attribute__((visibility("default")))
+#else
+#define FP8PIPE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FP8PIPE_VERSION_MAJOR 0
+#define FP8PIPE_VERSION_MINOR 1
+#define FP8PIPE_VERSION_PATCH 0
+
+/* ---- Status ------------------------------------------------------------------------------- */
+
+/* X(name, code, sentence) */
+#define FP8PIPE_STATUS_TABLE(X)                                                                    \
+    X(OK, 0, "success")                                                                            \
+    X(EINVAL, 1, "an argument breaks a rule of the call")                                          \
+    X(ENOMEM, 2, "host or device memory ran out")                                                  \
+    X(EAGAIN, 3, "the queue is full and the call may not block")                                   \
+    X(ETIMEDOUT, 4, "the time-out passed first")                                                   \
+    X(ECLOSED, 5, "the pipe is closed or closing")                                                 \
+    X(ECANCELED, 6, "the op was cancelled by close")                                               \
+    X(EDEADLK, 7, "the call would wait for the function it is made from")                          \
+    X(EBUSY, 8, "the object is still used by ops in flight or by another object")                  \
+    X(ETOOOLD, 9, "the ticket is older than the failures that its lane remembers")                 \
+    X(ENODEV, 10, "the backend or the device is not available")                                    \
+    X(EDEVICE, 11, "the device reported an error after issue; the pipe has failed")                \
+    X(ENOTSUP, 12, "not supported by this backend, device or build")                               \
+    X(ECAPTURE, 13, "the stream is being captured into a graph")                                   \
+    X(EFORKED, 14, "the pipe was opened before fork(); the child can only close it")               \
+    X(ELAUNCH, 15, "a kernel, copy or library call could not be issued")                           \
+    X(ESTATE, 16, "the saved state is truncated, damaged, or of another version or shape")         \
+    X(ECALL, 17, "the caller's function failed")
+
+enum fp8pipe_status {
+#define FP8PIPE_STATUS_ENUM(name, code, sentence) FP8PIPE_##name = code,
+    FP8PIPE_STATUS_TABLE(FP8PIPE_STATUS_ENUM)
+#undef FP8PIPE_STATUS_ENUM
+};
+
+/* The sentence of a status. Never NULL, also for an unknown code. Static storage. */
+FP8PIPE_API const char *fp8pipe_strerror(enum fp8pipe_status status);
+
+/* The name of a status, "FP8PIPE_EINVAL". Never NULL. Static storage. */
+FP8PIPE_API const char *fp8pipe_status_name(enum fp8pipe_status status);
+
+/*
+ * What the calling thread's last refused call complained of: field, value and rule. Never NULL,
+ * empty if no call was refused yet. Valid until the thread's next refused call.
+ */
+FP8PIPE_API const char *fp8pipe_last_error(void);
+
+/* The version of the library that is linked, "0.1.0". */
+FP8PIPE_API const char *fp8pipe_version(void);
+
+/* ---- Basic types -------------------------------------------------------------------------- */
+
+struct fp8pipe;         /* a pipe */
+struct fp8pipe_scaling; /* a recipe, and for each slot its amax history and scale */
+struct fp8pipe_linear;  /* a layer: weight, bias, slots, cached FP8 weight */
+struct fp8pipe_tensor;  /* a quantized tensor */
+struct fp8pipe_stream;  /* the lane's stream, as seen by a function of the caller's */
+
+/*
+ * Names an enqueued op of one pipe. 0 is 'nothing to wait for'. Tickets are never reused.
+ */
+typedef uint64_t fp8pipe_ticket;
+
+enum fp8pipe_dtype { FP8PIPE_FP32 = 0, FP8PIPE_BF16 = 1, FP8PIPE_FP16 = 2 };
+
+/* E4M3: largest finite 448, no infinities. E5M2: largest finite 57344. */
+enum fp8pipe_format { FP8PIPE_E4M3 = 0, FP8PIPE_E5M2 = 1 };
+
+enum fp8pipe_backend { FP8PIPE_BACKEND_AUTO = 0, FP8PIPE_BACKEND_HOST = 1, FP8PIPE_BACKEND_CUDA = 2 };
+
+enum fp8pipe_mode { FP8PIPE_ASYNC = 0, FP8PIPE_INLINE = 1 };
+
+/*
+ * A dense row-major matrix in memory of the pipe's backend. `stride` is the distance between rows,
+ * in elements, >= cols. `data` may be NULL when rows or cols is 0, is aligned to the element, and
+ * needs no other alignment (16-byte aligned rows are faster).
+ *
+ * Ownership: the caller's. It stays, at the same address, until every op that names it is done.
+ */
+struct fp8pipe_matrix {
+    void *data;
+    int64_t rows;
+    int64_t cols;
+    int64_t stride;
+    enum fp8pipe_dtype dtype;
+    int32_t reserved; /* 0 */
+};
+
+/* A dense vector; `data` NULL and count 0: absent. Ownership as for a matrix. */
+struct fp8pipe_vector {
+    void *data;
+    int64_t count;
+    enum fp8pipe_dtype dtype;
+    int32_t reserved; /* 0 */
+};
+
+/* ---- Pipe --------------------------------------------------------------------------------- */
+
+#define FP8PIPE_LANES_MAX 64
+
+enum fp8pipe_log_level {
+    FP8PIPE_LOG_DEFAULT = 0, /* the environment's FP8PIPE_LOG (none, error, warn, info, debug), or
+                                warn */
+    FP8PIPE_LOG_NONE = 1,
+    FP8PIPE_LOG_ERROR = 2,
+    FP8PIPE_LOG_WARN = 3,
+    FP8PIPE_LOG_INFO = 4,
+    FP8PIPE_LOG_DEBUG = 5
+};
+
+/* Receives one line, without newline. Called from any thread; may not call the library. */
+typedef void fp8pipe_log_fn(void *arg, enum fp8pipe_log_level level, const char *line);
+
+/*
+ * Where device memory comes from. `stream` is the cudaStream_t on which the memory will be used
+ * first (alloc) or was used last (free), NULL on the host backend. alloc returns 256-byte aligned
+ * memory, or NULL; both are called from any thread and may not call the library. A pool may hand
+ * freed memory out again for later work on the same stream.
+ */
+struct fp8pipe_allocator {
+    void *(*alloc)(void *arg, size_t bytes, void *stream);
+    void (*free)(void *arg, void *data, size_t bytes, void *stream);
+    void *arg;
+};
+
+struct fp8pipe_options {
+    size_t size;
+    enum fp8pipe_backend backend; /* AUTO: FP8PIPE_BACKEND=host|cuda of the environment if set,
+                                     else cuda if it opens, else host */
+    int32_t device;               /* CUDA device ordinal, >= 0; ignored by the host backend */
+    enum fp8pipe_mode mode;       /* INLINE: ops are issued by the submitting thread */
+    int32_t lanes;                /* 1 to FP8PIPE_LANES_MAX; 0: 2 */
+    uint32_t ring_slots;          /* 256-byte slots in a lane's ring, a power of two, 32 to 65536;
+                                     0: 1024. An op takes 1, rarely up to 5 */
+    uint32_t defer_limit;         /* defers outstanding at once; 0: 4096 */
+    int64_t spin_ns;              /* how long launchers and waiters spin before they park, 0 to 1 s;
+                                     -1: 20 us, or 0 on a machine with one CPU */
+    const int32_t *affinity;      /* NULL, or for each lane the CPU of its launcher, -1: any. Read
+                                     by open only */
+    enum fp8pipe_log_level log_level;
+    int32_t reserved; /* 0 */
+    fp8pipe_log_fn *log; /* NULL: stderr */
+    void *log_arg;
+    struct fp8pipe_allocator allocator; /* all zero: the backend's stream-ordered pool */
+    void *const *streams;               /* NULL, or, CUDA and INLINE only, for each lane the
+                                           caller's cudaStream_t to issue on. Read by open only;
+                                           the streams stay the caller's until close */
+    size_t workspace_bytes;             /* cuBLASLt workspace of each lane; 0: 32 MiB */
+};
+
+#define FP8PIPE_OPTIONS_INIT                                                                       \
+    {                                                                                              \
+        sizeof(struct fp8pipe_options), FP8PIPE_BACKEND_AUTO, 0, FP8PIPE_ASYNC, 0, 0, 0, -1, NULL, \
+            FP8PIPE_LOG_DEFAULT, 0, NULL, NULL, {NULL, NULL, NULL}, NULL, 0                        \
+    }
+
+/*
+ * Opens a pipe: finds the device, makes the lanes' streams, starts the launchers and the
+ * completion thread. `options` may be NULL (all defaults).
+ * Returns    ENODEV (no such device or backend; the sentence says what to set), EINVAL, ENOMEM.
+ * Ownership  the caller closes the pipe. Nothing of `options` is kept but the allocator, the log
+ *            function with their args, and the streams.
+ * Blocks     while the device is set up (CUDA: up to a second).
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_open(const struct fp8pipe_options *options,
+                                             struct fp8pipe **pipe);
+
+/* flags of fp8pipe_close */
+#define FP8PIPE_CLOSE_CANCEL 1u /* ops that are not issued yet are cancelled (ECANCELED) */
+
+/*
+ * Refuses new submits, lets what is enqueued finish (with CANCEL: what is issued), runs every
+ * defer, then stops the threads and frees the pipe's device memory, that of its scalings, linears
+ * and tensors too; their host shells stay until their own destroy. Never frees the handle: calls
+ * on a closed pipe answer ECLOSED for ever.
+ * timeout_ns < 0: no limit. Returns ETIMEDOUT when it passes: the pipe is then failed, its threads
+ * are left behind, and what they use must live on. ECLOSED if it was closed already.
+ * In a child of fork(): OK, and only marks the handle closed.
+ * Blocks     until closed or timed out. EDEADLK inside a function that the library runs.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags,
+                                              int64_t timeout_ns);
+
+/* What a pipe runs on (HOST or CUDA), and its number of lanes. ECLOSED after close. */
+FP8PIPE_API enum fp8pipe_status fp8pipe_backend_get(struct fp8pipe *pipe,
+                                                    enum fp8pipe_backend *backend);
+FP8PIPE_API enum fp8pipe_status fp8pipe_lanes_get(struct fp8pipe *pipe, int32_t *lanes);
+
+struct fp8pipe_stats {
+    size_t size;
+    uint64_t submitted;    /* ops enqueued */
+    uint64_t issued;       /* ops that left the ring, also those that failed or were cancelled */
+    uint64_t done;         /* ops seen finished */
+    uint64_t failed;       /* ops that failed by themselves */
+    uint64_t cancelled;    /* ops cancelled by another's failure or by close */
+    uint64_t parked;       /* times the launcher went to sleep on an empty ring */
+    uint64_t full;         /* submits that found the ring full */
+    uint64_t queue_depth;  /* ring slots in use now */
+    uint64_t rescues;      /* sleeps ended by the slow re-check instead of a wake-up; always 0
+                              unless the library is at fault */
+    uint64_t plans;        /* GEMM plans cached now (the pipe's; the same for every lane) */
+    uint64_t plans_evicted;
+};
+
+#define FP8PIPE_STATS_INIT { sizeof(struct fp8pipe_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Counters of one lane, or summed over all (lane = -1). stats->size must be set (_INIT). */
+FP8PIPE_API enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
+                                                  struct fp8pipe_stats *stats);
+
+/* ---- Memory of the pipe's backend --------------------------------------------------------- */
+
+/*
+ * Blocking helpers, so that one program runs on both backends. None is ordered with ops: wait for
+ * the tickets first. alloc returns 256-byte aligned memory from the backend (cudaMalloc, or the
+ * host's allocator); free takes NULL; memory that was not freed is given back by nobody.
+ * upload: host to backend. download: backend to host. fill: every byte becomes `value`.
+ * bytes = 0 is allowed (alloc then sets *data to NULL).
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_alloc(struct fp8pipe *pipe, size_t bytes, void **data);
+FP8PIPE_API enum fp8pipe_status fp8pipe_free(struct fp8pipe *pipe, void *data);
+FP8PIPE_API enum fp8pipe_status fp8pipe_upload(struct fp8pipe *pipe, void *to, const void *from,
+                                               size_t bytes);
+FP8PIPE_API enum fp8pipe_status fp8pipe_download(struct fp8pipe *pipe, void *to, const void *from,
+                                                 size_t bytes);
+FP8PIPE_API enum fp8pipe_status fp8pipe_fill(struct fp8pipe *pipe, void *data, int value,
+                                             size_t bytes);
+
+/* ---- Submitting --------------------------------------------------------------------------- */
+
+#define FP8PIPE_LANE_AUTO (-1)
+#define FP8PIPE_AFTER_MAX 8
+#define FP8PIPE_NAME_MAX 23
+
+/* flags of fp8pipe_submit.flags */
+#define FP8PIPE_NONBLOCK 1u /* a full ring: EAGAIN at once */
+#define FP8PIPE_RESUME 2u   /* ends the cancellation by lane order of an earlier failure; only with
+                               a lane given by number */
+#define FP8PIPE_LAST_USE 4u /* the quantized tensors that the op reads become empty; their memory is
+                               given back once their submitted uses are issued */
+#define FP8PIPE_NO_AMAX 8u  /* what the op quantizes is not folded into the amax history
+                               (evaluation, recomputation); a weight's first quantize always is */
+
+/*
+ * The part that all ops share. In a lane given by number, ops run in the order of their submits;
+ * a lane chosen automatically promises no order but the tickets'.
+ */
+struct fp8pipe_submit {
+    int32_t lane;           /* 0 to lanes - 1, or FP8PIPE_LANE_AUTO */
+    uint32_t flags;         /* FP8PIPE_NONBLOCK ... */
+    uint32_t after_count;   /* entries used in `after`, <= FP8PIPE_AFTER_MAX */
+    uint32_t reserved;      /* 0 */
+    fp8pipe_ticket after[FP8PIPE_AFTER_MAX]; /* done before the op starts; of this pipe; 0: none */
+    void *event;            /* NULL or a recorded cudaEvent_t that must have happened before the op
+                               starts; alive and not recorded again until the op is issued */
+    const char *name;       /* NULL or a name for logs and traces; its first FP8PIPE_NAME_MAX bytes
+                               are copied */
+    uint64_t reserved2[2];  /* 0 */
+};
+
+#define FP8PIPE_SUBMIT_INIT                                                                        \
+    { FP8PIPE_LANE_AUTO, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0, 0}, NULL, NULL, {0, 0} }
+
+#define FP8PIPE_MATRIX_NONE { NULL, 0, 0, 0, FP8PIPE_FP32, 0 }
+#define FP8PIPE_VECTOR_NONE { NULL, 0, FP8PIPE_FP32, 0 }
+
+/*
+ * All functions that submit:
+ * Returns    EINVAL (with a sentence naming field, value and rule), EAGAIN (NONBLOCK and full),
+ *            ECLOSED, ETOOOLD (a ticket in `after`), EDEVICE (the pipe has failed), EFORKED,
+ *            EDEADLK. *ticket (may be NULL) is set on FP8PIPE_OK only.
+ * Ownership  the descriptor is copied before the call returns. Matrices and vectors stay as they
+ *            are until the ticket is done.
+ * Blocks     only while the ring is full (ASYNC; a full ring with NONBLOCK: never), or while the
+ *            op is issued (INLINE).
+ */
+
+/* ---- Tickets ------------------------------------------------------------------------------ */
+
+/* issued: the op's kernels are in the lane's stream. done: they have finished. */
+enum fp8pipe_mark { FP8PIPE_ISSUED = 1, FP8PIPE_DONE = 2 };
+
+enum fp8pipe_outcome { FP8PIPE_OUTCOME_OK = 0, FP8PIPE_OUTCOME_FAILED = 1, FP8PIPE_OUTCOME_CANCELLED = 2 };
+
+struct fp8pipe_state {
+    size_t size;
+    int32_t issued; /* 1 when the mark is reached; for failed and cancelled ops too */
+    int32_t done;   /* 1 when final: the op's buffers are no longer touched */
+    enum fp8pipe_outcome outcome; /* meaningful once issued */
+    enum fp8pipe_status status;   /* the root's status when failed or cancelled */
+    fp8pipe_ticket root;          /* the op whose failure this is, itself when failed; 0: none */
+};
+
+#define FP8PIPE_STATE_INIT { sizeof(struct fp8pipe_state), 0, 0, FP8PIPE_OUTCOME_OK, FP8PIPE_OK, 0 }
+
+/*
+ * Where an op is. state->size must be set. Ticket 0 is done and OK.
+ * Returns    ETOOOLD, ECLOSED (closed, or a ticket of an earlier pipe), EINVAL (another pipe's, or
+ *            not given out).
+ * Blocks     never.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_state_get(struct fp8pipe *pipe, fp8pipe_ticket ticket,
+                                                  struct fp8pipe_state *state);
+
+/*
+ * Waits until the op reaches the mark. timeout_ns: < 0 no limit, 0 only looks.
+ * Returns    OK; for a failed or cancelled op the root's status; ETIMEDOUT; ETOOOLD; EDEVICE;
+ *            ECLOSED; EDEADLK inside a function that the library runs.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_wait(struct fp8pipe *pipe, fp8pipe_ticket ticket,
+                                             enum fp8pipe_mark mark, int64_t timeout_ns);
+
+/*
+ * Waits until all ops submitted before the call are done, whatever their outcome.
+ * Returns    OK, ETIMEDOUT, EDEVICE, ECLOSED, EDEADLK.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_drain(struct fp8pipe *pipe, int64_t timeout_ns);
+
+/*
+ * The sentence of the failure that made the op fail or be cancelled, copied into buffer, cut to
+ * bytes - 1 and terminated; empty if the op is OK or not issued.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_error_get(struct fp8pipe *pipe, fp8pipe_ticket ticket,
+                                                  char *buffer, size_t bytes);
+
+typedef void fp8pipe_defer_fn(void *arg, fp8pipe_ticket ticket, enum fp8pipe_status status);
+
+/*
+ * Runs fn(arg, ticket, status) on the pipe's completion thread once the op reaches the mark; status
+ * is what fp8pipe_wait would return. A ticket's ISSUED defers run before its DONE ones, those of one
+ * mark in the order of their calls. fn may submit and defer (both then act as NONBLOCK) and may not
+ * wait or close. flags: 0 or FP8PIPE_NONBLOCK.
+ * Blocks     while options.defer_limit defers are outstanding; with NONBLOCK: EAGAIN.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_defer(struct fp8pipe *pipe, fp8pipe_ticket ticket,
+                                              enum fp8pipe_mark mark, fp8pipe_defer_fn *fn,
+                                              void *arg, unsigned flags);
+
+/* ---- Ops on memory and functions ---------------------------------------------------------- */
+
+/*
+ * Copies bytes from -> to; either may be memory of the backend or (CUDA) page-locked or pageable
+ * host memory. The ranges may not overlap. Both must live until done.
+ */
+struct fp8pipe_copy_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+#define FP8PIPE_COPY_OP_INIT { sizeof(struct fp8pipe_copy_op), FP8PIPE_SUBMIT_INIT, NULL, NULL, 0 }
+FP8PIPE_API enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct fp8pipe_copy_op *op,
+                                             fp8pipe_ticket *ticket);
+
+/*
+ * call: runs fn(stream, arg) on the launcher (INLINE: on the caller), at issue. fn may only
+ * enqueue: its own kernels on fp8pipe_stream_cuda(stream) (fp8pipe_cuda.h), or fp8pipe_host_enqueue.
+ * It runs before the op's predecessors are finished: it must not read their results. A status other
+ * than FP8PIPE_OK fails the op. Skipped when the op is cancelled.
+ * Ownership  arg must live until the ticket is issued (what its kernels use: until done).
+ */
+typedef enum fp8pipe_status fp8pipe_call_fn(struct fp8pipe_stream *stream, void *arg);
+struct fp8pipe_call_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    fp8pipe_call_fn *fn;
+    void *arg;
+};
+#define FP8PIPE_CALL_OP_INIT { sizeof(struct fp8pipe_call_op), FP8PIPE_SUBMIT_INIT, NULL, NULL }
+FP8PIPE_API enum fp8pipe_status fp8pipe_call(struct fp8pipe *pipe, const struct fp8pipe_call_op *op,
+                                             fp8pipe_ticket *ticket);
+
+/*
+ * host_call: runs fn(arg) in stream order, on either backend, after the op's predecessors have
+ * finished. fn may not call CUDA. Skipped when the op is cancelled or the pipe has failed.
+ * Ownership  arg must live until done.
+ */
+typedef void fp8pipe_work_fn(void *arg);
+struct fp8pipe_host_call_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    fp8pipe_work_fn *fn;
+    void *arg;
+};
+#define FP8PIPE_HOST_CALL_OP_INIT                                                                  \
+    { sizeof(struct fp8pipe_host_call_op), FP8PIPE_SUBMIT_INIT, NULL, NULL }
+FP8PIPE_API enum fp8pipe_status fp8pipe_host_call(struct fp8pipe *pipe,
+                                                  const struct fp8pipe_host_call_op *op,
+                                                  fp8pipe_ticket *ticket);
+
+/*
+ * From inside a `call` only: what the stream is on, and work for it. host_enqueue (host backend
+ * only, ENOTSUP on CUDA) runs work(arg) on the lane's executor thread in stream order; arg must
+ * live until the op is done.
+ */
+FP8PIPE_API enum fp8pipe_backend fp8pipe_stream_backend(const struct fp8pipe_stream *stream);
+FP8PIPE_API enum fp8pipe_status fp8pipe_host_enqueue(struct fp8pipe_stream *stream,
+                                                     fp8pipe_work_fn *work, void *arg);
+
+/* ---- Scaling ------------------------------------------------------------------------------ */
+
+enum fp8pipe_recipe { FP8PIPE_HYBRID = 0, FP8PIPE_ALL_E4M3 = 1 };
+enum fp8pipe_amax { FP8PIPE_AMAX_MAX = 0, FP8PIPE_AMAX_MOST_RECENT = 1 };
+enum fp8pipe_granularity { FP8PIPE_PER_TENSOR = 0 };    /* room for row, column and block */
+enum fp8pipe_scale_source { FP8PIPE_SCALE_DELAYED = 0 }; /* room for current and static */
+
+/* What a slot scales. HYBRID: X and W in E4M3, DY in E5M2. ALL_E4M3: all in E4M3. */
+enum fp8pipe_role { FP8PIPE_ROLE_X = 0, FP8PIPE_ROLE_W = 1, FP8PIPE_ROLE_DY = 2 };
+
+/*
+ * Delayed scaling, one slot for each FP8 tensor. Every quantize folds max|x| of its input (unsigned
+ * max over the bits of |x|, so NaN counts as non-finite) into the slot's history[0]; entries 1 to
+ * history-1 hold the steps before. An update, for each slot, with last = history[0]:
+ *   last = 0           nothing moves
+ *   last inf or NaN    history[0] = 0, the non-finite flag is set, nothing else moves
+ *   else               amax = max(last, entries 1 .. history-1) (MOST_RECENT: last);
+ *                      scale = (fp8_max * 2^-margin) / amax, kept between FLT_MIN and FLT_MAX;
+ *                      the window shifts by one, history[0] = 0.
+ * Until a slot has a scale (its first update that moves it, a load, or initial_scale > 0), each
+ * quantize scales its tensor by that tensor's own amax (by 1 if that is 0 or not finite).
+ */
+struct fp8pipe_scaling_options {
+    size_t size;
+    uint32_t slots;   /* 1 to 1048576 */
+    uint32_t history; /* entries for each slot, 1 to 65536 */
+    enum fp8pipe_recipe recipe;
+    enum fp8pipe_amax amax;
+    int32_t margin;       /* -64 to 64 */
+    float initial_scale;  /* finite; > 0: every slot's first scale; 0: from the tensor itself */
+    const uint8_t *roles; /* enum fp8pipe_role of each slot, copied; NULL: slot i is role i % 3 */
+    enum fp8pipe_granularity granularity;
+    enum fp8pipe_scale_source source;
+};
+#define FP8PIPE_SCALING_OPTIONS_INIT                                                               \
+    {                                                                                              \
+        sizeof(struct fp8pipe_scaling_options), 0, 16, FP8PIPE_HYBRID, FP8PIPE_AMAX_MAX, 0, 0.0f,  \
+            NULL, FP8PIPE_PER_TENSOR, FP8PIPE_SCALE_DELAYED                                        \
+    }
+
+/* Blocks while device memory is allocated and set. Destroy takes NULL; EBUSY while ops in flight or
+ * linears use it. */
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_create(struct fp8pipe *pipe,
+                                                       const struct fp8pipe_scaling_options *options,
+                                                       struct fp8pipe_scaling **scaling);
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_destroy(struct fp8pipe_scaling *scaling);
+
+/*
+ * update: one launch for all slots, as above. skip: drops this step's amax (history[0] = 0) and
+ * moves nothing. Both order themselves after every earlier use of the scaling, and every later use
+ * after them, on all lanes, without tickets.
+ */
+struct fp8pipe_scaling_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
+#define FP8PIPE_SCALING_OP_INIT { sizeof(struct fp8pipe_scaling_op), FP8PIPE_SUBMIT_INIT }
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_update(struct fp8pipe_scaling *scaling,
+                                                       const struct fp8pipe_scaling_op *op,
+                                                       fp8pipe_ticket *ticket);
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_skip(struct fp8pipe_scaling *scaling,
+                                                     const struct fp8pipe_scaling_op *op,
+                                                     fp8pipe_ticket *ticket);
+
+/*
+ * What is on the device now for one slot. Ordered after all earlier submits on the scaling.
+ * Blocks until it is read.
+ */
+struct fp8pipe_slot_state {
+    size_t size;
+    enum fp8pipe_format format;
+    int32_t has_scale; /* 0: still scaled by each tensor's own amax */
+    float scale;       /* multiplies before the cast; 1 while has_scale is 0 */
+    float amax;        /* history[0]: folded so far in this step */
+    int32_t nonfinite; /* 1 if the last update saw inf or NaN in this slot */
+};
+#define FP8PIPE_SLOT_STATE_INIT { sizeof(struct fp8pipe_slot_state), FP8PIPE_E4M3, 0, 0.0f, 0.0f, 0 }
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling,
+                                                         uint32_t slot,
+                                                         struct fp8pipe_slot_state *state);
+
+/*
+ * Device int32: 1 if the last update saw inf or NaN in any slot, else 0. To be read by the caller's
+ * kernels ordered after the update's ticket. Lives as long as the scaling and its pipe.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_nonfinite_get(struct fp8pipe_scaling *scaling,
+                                                              const int32_t **flag);
+
+/*
+ * Save and load the whole state (history, scales, flags) in a versioned, checksummed host buffer of
+ * exactly fp8pipe_scaling_state_bytes() bytes. Both order themselves like an update and block until
+ * done. load refuses (ESTATE) a buffer that is truncated, damaged, of another version, number of
+ * slots, history length or slot formats, and then changes nothing.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_state_bytes(struct fp8pipe_scaling *scaling,
+                                                            size_t *bytes);
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_save(struct fp8pipe_scaling *scaling, void *buffer,
+                                                     size_t bytes);
+FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_load(struct fp8pipe_scaling *scaling,
+                                                     const void *buffer, size_t bytes);
+
+/* ---- Quantized tensors -------------------------------------------------------------------- */
+
+/*
+ * A quantized tensor holds FP8 bytes, row-wise and, where asked for, transposed, with the inverse
+ * scale captured when they were written; or what a forward keeps for its backward. It is made once
+ * and filled many times: each op that writes one starts a new filling, every reader captures the
+ * filling that is current at its submit. Reading an empty one is EINVAL; reading one whose writer
+ * failed cancels the reader.
+ * clear empties it (its memory is given back once its submitted uses are issued). destroy takes
+ * NULL; EBUSY while ops in flight use it.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe,
+                                                      struct fp8pipe_tensor **tensor);
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_clear(struct fp8pipe_tensor *tensor);
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_destroy(struct fp8pipe_tensor *tensor);
+
+/* What a tensor holds, as of the last submit. */
+struct fp8pipe_tensor_info {
+    size_t size;
+    int32_t filled;     /* 0: empty, the rest is 0 */
+    int32_t rowwise;    /* has FP8 bytes row-wise */
+    int32_t transposed; /* has FP8 bytes transposed */
+    int32_t weight;     /* holds a weight's version for dgrad */
+    int64_t rows;       /* of the matrix that was quantized */
+    int64_t cols;
+    enum fp8pipe_format format;
+    int32_t reserved;
+};
+#define FP8PIPE_TENSOR_INFO_INIT                                                                   \
+    { sizeof(struct fp8pipe_tensor_info), 0, 0, 0, 0, 0, 0, FP8PIPE_E4M3, 0 }
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_info_get(struct fp8pipe_tensor *tensor,
+                                                        struct fp8pipe_tensor_info *info);
+
+#define FP8PIPE_ROWWISE 1u
+#define FP8PIPE_TRANSPOSED 2u
+
+/*
+ * quantize: tensor <- cast(x * scale of the slot), round to nearest even, saturating (inf too) to
+ * the largest finite value, -0 kept, every NaN 0x7F. Folds max|x| into the slot unless NO_AMAX.
+ * column_sums (FP32, count x.cols; absent: none) (+)= sum over rows of x, in high precision, in a
+ * fixed order.
+ */
+struct fp8pipe_quantize_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    struct fp8pipe_matrix x; /* [rows, cols], any dtype */
+    struct fp8pipe_scaling *scaling;
+    uint32_t slot;
+    uint32_t copies; /* FP8PIPE_ROWWISE, FP8PIPE_TRANSPOSED or both */
+    struct fp8pipe_vector column_sums;
+    int32_t column_sums_accumulate; /* 0: set, 1: add */
+    int32_t reserved;
+};
+#define FP8PIPE_QUANTIZE_OP_INIT                                                                   \
+    {                                                                                              \
+        sizeof(struct fp8pipe_quantize_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL, 0,     \
+            FP8PIPE_ROWWISE, FP8PIPE_VECTOR_NONE, 0, 0                                             \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
+                                                        const struct fp8pipe_quantize_op *op,
+                                                        fp8pipe_ticket *ticket);
+
+/*
+ * read: copies a filled tensor's FP8 bytes, dense and without padding, and its inverse scale
+ * (x ~ value * scale_inv) to memory of the backend. Any destination may be NULL.
+ */
+struct fp8pipe_read_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    void *rowwise;    /* rows * cols bytes */
+    void *transposed; /* cols * rows bytes */
+    float *scale_inv; /* one float */
+};
+#define FP8PIPE_READ_OP_INIT { sizeof(struct fp8pipe_read_op), FP8PIPE_SUBMIT_INIT, NULL, NULL, NULL }
+FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_read(struct fp8pipe_tensor *tensor,
+                                                    const struct fp8pipe_read_op *op,
+                                                    fp8pipe_ticket *ticket);
+
+/* ---- GEMM --------------------------------------------------------------------------------- */
+
+/*
+ * How products are summed in FP8 GEMMs. FAST keeps about 14 bits on Hopper; SPLIT promotes partial
+ * sums to float32. DEFAULT: FAST in forward and in fp8pipe_gemm, SPLIT in dgrad and wgrad. Without
+ * effect on unquantized layers and on the host backend, which sum in float32.
+ */
+enum fp8pipe_accumulation {
+    FP8PIPE_ACCUMULATION_DEFAULT = 0,
+    FP8PIPE_ACCUMULATION_FAST = 1,
+    FP8PIPE_ACCUMULATION_SPLIT = 2
+};
+
+/*
+ * D[M,N] (+)= A[M,K] . B[N,K]^T + bias[N]. Each of A and B is a matrix, or a quantized tensor (both
+ * or neither; not both in E5M2; matrices of one dtype). *_transposed: the operand is stored as [K,M]
+ * or [K,N]; a quantized one then needs its transposed copy, otherwise its row-wise one. D may be of
+ * any dtype, and may not overlap A or B.
+ */
+struct fp8pipe_gemm_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    struct fp8pipe_matrix a;
+    struct fp8pipe_matrix b;
+    struct fp8pipe_tensor *a_tensor; /* instead of a */
+    struct fp8pipe_tensor *b_tensor; /* instead of b */
+    struct fp8pipe_matrix d;
+    struct fp8pipe_vector bias;
+    int32_t a_transposed;
+    int32_t b_transposed;
+    int32_t accumulate; /* 1: add to D (bias too) */
+    enum fp8pipe_accumulation accumulation;
+};
+#define FP8PIPE_GEMM_OP_INIT                                                                       \
+    {                                                                                              \
+        sizeof(struct fp8pipe_gemm_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE,                  \
+            FP8PIPE_MATRIX_NONE, NULL, NULL, FP8PIPE_MATRIX_NONE, FP8PIPE_VECTOR_NONE, 0, 0, 0,    \
+            FP8PIPE_ACCUMULATION_DEFAULT                                                           \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_gemm(struct fp8pipe *pipe, const struct fp8pipe_gemm_op *op,
+                                             fp8pipe_ticket *ticket);
+
+/* ---- Linear layers ------------------------------------------------------------------------ */
+
+/*
+ * A layer. With a scaling it runs in FP8 (weight of any dtype, quantized once a version); without
+ * one it runs unquantized in the dtype of its weight (X, dY and the weight then have one dtype).
+ * Slots may be shared between linears; slot_x and slot_w must be of a role with the format of X and
+ * W, slot_dy of DY.
+ * Ownership  weight and bias stay the caller's; they live until the last op that uses them is done.
+ */
+struct fp8pipe_linear_options {
+    size_t size;
+    int64_t in_features;          /* K >= 0 */
+    int64_t out_features;         /* N >= 0 */
+    struct fp8pipe_matrix weight; /* [N, K] */
+    struct fp8pipe_vector bias;   /* N entries of any dtype, or absent */
+    struct fp8pipe_scaling *scaling;
+    uint32_t slot_x;
+    uint32_t slot_w;
+    uint32_t slot_dy;
+    uint32_t reserved;
+};
+#define FP8PIPE_LINEAR_OPTIONS_INIT                                                                \
+    {                                                                                              \
+        sizeof(struct fp8pipe_linear_options), 0, 0, FP8PIPE_MATRIX_NONE, FP8PIPE_VECTOR_NONE,     \
+            NULL, 0, 1, 2, 0                                                                       \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_create(struct fp8pipe *pipe,
+                                                      const struct fp8pipe_linear_options *options,
+                                                      struct fp8pipe_linear **linear);
+/* Takes NULL. EBUSY while ops in flight use it or a quantized tensor keeps a version of it. */
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_destroy(struct fp8pipe_linear *linear);
+
+/*
+ * Starts a new version of the weight. weight: NULL (the same matrix, overwritten) or the matrix,
+ * [N, K], of the same dtype, that holds it. written: the ticket of the op that writes it, on which
+ * every op of the version depends; 0: written already. A forward uses the version current at its
+ * submit, its dgrad the forward's. Overwriting a matrix in place before the older version's ops are
+ * done is the caller's to order. Never blocks, enqueues nothing.
+ */
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_weight_changed(struct fp8pipe_linear *linear,
+                                                              const struct fp8pipe_matrix *weight,
+                                                              fp8pipe_ticket written);
+
+/* What a forward keeps in `saved`: nothing; what dgrad needs; what dgrad and wgrad need. */
+enum fp8pipe_keep { FP8PIPE_KEEP_NOTHING = 0, FP8PIPE_KEEP_DGRAD = 1, FP8PIPE_KEEP_ALL = 2 };
+
+/*
+ * forward: Y = X . W^T + b. X is `x`, or `x_tensor`, quantized before with this layer's format and
+ * shared with other layers (KEEP_ALL then needs its transposed copy). KEEP_DGRAD and KEEP_ALL fill
+ * `saved`; an unquantized layer keeps its weight's version only.
+ */
+struct fp8pipe_forward_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    struct fp8pipe_matrix x; /* [M, K] */
+    struct fp8pipe_tensor *x_tensor;
+    struct fp8pipe_matrix y; /* [M, N], any dtype; may not overlap X */
+    struct fp8pipe_tensor *saved;
+    enum fp8pipe_keep keep;
+    enum fp8pipe_accumulation accumulation;
+};
+#define FP8PIPE_FORWARD_OP_INIT                                                                    \
+    {                                                                                              \
+        sizeof(struct fp8pipe_forward_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL,         \
+            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_KEEP_NOTHING, FP8PIPE_ACCUMULATION_DEFAULT          \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
+                                                       const struct fp8pipe_forward_op *op,
+                                                       fp8pipe_ticket *ticket);
+
+/*
+ * dgrad: dX = dY . W. dY is `dy`, or `dy_tensor`, quantized before. `saved`: what the forward kept;
+ * NULL: the weight's current version. dy_saved (with `dy` only): is filled with dY, transposed, for
+ * wgrad. bias_grad as in wgrad.
+ */
+struct fp8pipe_dgrad_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    struct fp8pipe_matrix dy; /* [M, N] */
+    struct fp8pipe_tensor *dy_tensor;
+    struct fp8pipe_tensor *saved;
+    struct fp8pipe_matrix dx; /* [M, K], any dtype; may not overlap dY */
+    struct fp8pipe_tensor *dy_saved;
+    struct fp8pipe_vector bias_grad; /* FP32, N entries, or absent; with `dy` only */
+    int32_t bias_grad_accumulate;
+    enum fp8pipe_accumulation accumulation;
+};
+#define FP8PIPE_DGRAD_OP_INIT                                                                      \
+    {                                                                                              \
+        sizeof(struct fp8pipe_dgrad_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL, NULL,     \
+            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_VECTOR_NONE, 0, FP8PIPE_ACCUMULATION_DEFAULT        \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
+                                                     const struct fp8pipe_dgrad_op *op,
+                                                     fp8pipe_ticket *ticket);
+
+/*
+ * wgrad: dW (+)= dY^T . X, db (+)= column sums of dY. In FP8: X is what the forward kept in `saved`
+ * (KEEP_ALL), dY is `dy_tensor` (with its transposed copy, a dgrad's dy_saved) or `dy`, quantized
+ * here. Unquantized: X is `x`, dY is `dy`; saved and dy_tensor may be given and are not read.
+ * M = 0 writes zeros, or leaves the sums alone when accumulating.
+ */
+struct fp8pipe_wgrad_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    struct fp8pipe_matrix dy; /* [M, N] */
+    struct fp8pipe_tensor *dy_tensor;
+    struct fp8pipe_matrix x; /* [M, K], unquantized layers only */
+    struct fp8pipe_tensor *saved;
+    struct fp8pipe_matrix dw; /* [N, K], any dtype */
+    struct fp8pipe_vector bias_grad; /* FP32, N entries, or absent; needs `dy` */
+    int32_t accumulate;              /* 0: dW is set, 1: added to */
+    int32_t bias_grad_accumulate;
+    enum fp8pipe_accumulation accumulation;
+    int32_t reserved;
+};
+#define FP8PIPE_WGRAD_OP_INIT                                                                      \
+    {                                                                                              \
+        sizeof(struct fp8pipe_wgrad_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL,           \
+            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_MATRIX_NONE, FP8PIPE_VECTOR_NONE, 0, 0,             \
+            FP8PIPE_ACCUMULATION_DEFAULT, 0                                                        \
+    }
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_wgrad(struct fp8pipe_linear *linear,
+                                                     const struct fp8pipe_wgrad_op *op,
+                                                     fp8pipe_ticket *ticket);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

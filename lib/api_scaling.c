@@ -1,0 +1,478 @@
+/* Public entry points of scalings. */
+#include <ck_pr.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "submit.h"
+
+#define SCALING_SLOTS_MAX 1048576u
+#define SCALING_HISTORY_MAX 65536u
+#define SCALING_MARGIN_MAX 64
+
+static enum fp8pipe_status check_options(const struct fp8pipe_scaling_options *options)
+{
+    enum fp8pipe_status status;
+
+    if (options->slots < 1 || options->slots > SCALING_SLOTS_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "slots = %u: there are 1 to %u", options->slots,
+                           SCALING_SLOTS_MAX);
+    }
+    if (options->history < 1 || options->history > SCALING_HISTORY_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "history = %u: it has 1 to %u entries",
+                           options->history, SCALING_HISTORY_MAX);
+    }
+    status = check_enum("recipe", (int)options->recipe, FP8PIPE_ALL_E4M3);
+    if (status == FP8PIPE_OK) {
+        status = check_enum("amax", (int)options->amax, FP8PIPE_AMAX_MOST_RECENT);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_enum("granularity", (int)options->granularity, FP8PIPE_PER_TENSOR);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_enum("source", (int)options->source, FP8PIPE_SCALE_DELAYED);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (options->margin < -SCALING_MARGIN_MAX || options->margin > SCALING_MARGIN_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "margin = %d: it is -%d to %d", options->margin,
+                           SCALING_MARGIN_MAX, SCALING_MARGIN_MAX);
+    }
+    if (!(options->initial_scale >= 0.0f && isfinite(options->initial_scale))) {
+        return status_fail(FP8PIPE_EINVAL, "initial_scale = %g: it is finite and >= 0",
+                           (double)options->initial_scale);
+    }
+    for (uint32_t i = 0; options->roles != NULL && i < options->slots; i++) {
+        if (options->roles[i] > FP8PIPE_ROLE_DY) {
+            return status_fail(FP8PIPE_EINVAL, "roles[%u] = %u: it is X, W or DY", i,
+                               options->roles[i]);
+        }
+    }
+    return FP8PIPE_OK;
+}
+
+/* Writes the device state of a new scaling. */
+static enum fp8pipe_status init_state(struct fp8pipe_scaling *scaling, float initial_scale)
+{
+    struct backend *backend = scaling->object.pipe->crew->backend;
+    struct scaling_state device, host;
+    enum fp8pipe_status status;
+    unsigned char *image;
+    void *data;
+
+    scaling_layout(&device, NULL, scaling->slots, scaling->history);
+    image = calloc(1, device.bytes);
+    if (image == NULL) {
+        return status_fail(FP8PIPE_ENOMEM, "slots = %u, history = %u: %zu bytes are not to be had",
+                           scaling->slots, scaling->history, device.bytes);
+    }
+    scaling_layout(&host, image, scaling->slots, scaling->history);
+    for (uint32_t i = 0; i < scaling->slots; i++) {
+        host.numerator[i] = scaling_numerator(scaling->formats[i], scaling->margin);
+        host.scale[i] = initial_scale > 0.0f ? initial_scale : 1.0f;
+        host.has_scale[i] = initial_scale > 0.0f;
+    }
+    status = backend->ops->alloc(backend, NULL, device.bytes, &data);
+    if (status == FP8PIPE_OK) {
+        scaling_layout(&scaling->state, data, scaling->slots, scaling->history);
+        status = backend->ops->memory_copy(backend, data, image, device.bytes);
+        if (status != FP8PIPE_OK) {
+            backend->ops->free(backend, NULL, data, device.bytes);
+        }
+    }
+    free(image);
+    return status;
+}
+
+static void free_host(struct fp8pipe_scaling *scaling)
+{
+    free(scaling->formats);
+    free(scaling->users);
+    free(scaling->seen);
+    free(scaling);
+}
+
+static struct fp8pipe_scaling *alloc_host(struct fp8pipe *pipe, uint32_t slots)
+{
+    struct fp8pipe_scaling *scaling =
+        calloc(1, sizeof(*scaling) + pipe->lanes * sizeof(uint64_t));
+
+    if (scaling == NULL) {
+        return NULL;
+    }
+    scaling->formats = calloc(slots, sizeof(*scaling->formats));
+    scaling->users = calloc(pipe->lanes, sizeof(*scaling->users));
+    scaling->seen = calloc(slots, sizeof(*scaling->seen));
+    if (scaling->formats == NULL || scaling->users == NULL || scaling->seen == NULL) {
+        free_host(scaling);
+        return NULL;
+    }
+    object_init(&scaling->object, OBJECT_SCALING, pipe, scaling->lane_uses, pipe->lanes);
+    pthread_mutex_init(&scaling->lock, NULL);
+    pthread_mutex_init(&scaling->image_lock, NULL);
+    return scaling;
+}
+
+static enum fp8pipe_format format_of(enum fp8pipe_recipe recipe, uint32_t role)
+{
+    return recipe == FP8PIPE_HYBRID && role == FP8PIPE_ROLE_DY ? FP8PIPE_E5M2 : FP8PIPE_E4M3;
+}
+
+static enum fp8pipe_status create(struct fp8pipe *pipe,
+                                  const struct fp8pipe_scaling_options *options,
+                                  struct fp8pipe_scaling **out)
+{
+    struct backend *backend = pipe->crew->backend;
+    struct fp8pipe_scaling *scaling = alloc_host(pipe, options->slots);
+    enum fp8pipe_status status;
+
+    if (scaling == NULL) {
+        return status_fail(FP8PIPE_ENOMEM, "slots = %u: host memory is not to be had",
+                           options->slots);
+    }
+    scaling->slots = options->slots;
+    scaling->history = options->history;
+    scaling->recipe = options->recipe;
+    scaling->algorithm = options->amax;
+    scaling->margin = options->margin;
+    for (uint32_t i = 0; i < scaling->slots; i++) {
+        uint32_t role = options->roles != NULL ? options->roles[i] : i % 3;
+
+        scaling->formats[i] = format_of(options->recipe, role);
+        scaling->seen[i] = options->initial_scale > 0.0f;
+    }
+    scaling->all_seen = options->initial_scale > 0.0f;
+    status = backend->ops->pinned_alloc(backend, scaling->slots * sizeof(*scaling->shadow),
+                                        (void **)&scaling->shadow);
+    if (status != FP8PIPE_OK) {
+        goto free_host;
+    }
+    status = init_state(scaling, options->initial_scale);
+    if (status != FP8PIPE_OK) {
+        goto free_shadow;
+    }
+    pipe_object_add(pipe, &scaling->object);
+    *out = scaling;
+    return FP8PIPE_OK;
+free_shadow:
+    backend->ops->pinned_free(backend, scaling->shadow);
+free_host:
+    free_host(scaling);
+    return status;
+}
+
+enum fp8pipe_status fp8pipe_scaling_create(struct fp8pipe *pipe,
+                                           const struct fp8pipe_scaling_options *options,
+                                           struct fp8pipe_scaling **scaling)
+{
+    static const struct fp8pipe_scaling_options defaults = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_scaling_options room;
+    const void *given;
+    struct backend_scope scope;
+    enum fp8pipe_status status =
+        options_read("options", options, &defaults, sizeof(room),
+                     offsetof(struct fp8pipe_scaling_options, recipe), &room, &given);
+
+    if (status == FP8PIPE_OK) {
+        status = pipe_check_inside(false);
+    }
+    if (status == FP8PIPE_OK && scaling == NULL) {
+        status = status_fail(FP8PIPE_EINVAL, "scaling = NULL: it takes the new object");
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_options(given);
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_enter(pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
+    status = create(pipe, given, scaling);
+    pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
+    pipe_leave(pipe);
+    return status;
+}
+
+void scaling_retire(struct object *object, struct backend *backend)
+{
+    struct fp8pipe_scaling *scaling = (struct fp8pipe_scaling *)(void *)object;
+
+    if (scaling->state.data != NULL) {
+        backend->ops->free(backend, NULL, scaling->state.data, scaling->state.bytes);
+        backend->ops->pinned_free(backend, scaling->shadow);
+        scaling->state.data = NULL;
+    }
+}
+
+enum fp8pipe_status fp8pipe_scaling_destroy(struct fp8pipe_scaling *scaling)
+{
+    struct backend_scope scope;
+    enum fp8pipe_status status = pipe_check_inside(false);
+    struct fp8pipe *pipe;
+    bool closed = false;
+
+    if (status != FP8PIPE_OK || scaling == NULL) {
+        return status;
+    }
+    pipe = scaling->object.pipe;
+    status = pipe_enter_destroy(pipe, &closed);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    object_lock(&scaling->object);
+    if (!closed && (scaling->linears > 0 || pipe_object_busy(pipe, &scaling->object))) {
+        status = status_fail(FP8PIPE_EBUSY, "scaling = %p: %u linears, or ops in flight, use it",
+                             (void *)scaling, scaling->linears);
+    }
+    object_unlock(&scaling->object);
+    if (status == FP8PIPE_OK) {
+        pipe_object_remove(pipe, &scaling->object);
+        if (!closed) {
+            pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
+            scaling_retire(&scaling->object, pipe->crew->backend);
+            pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
+        }
+        pthread_mutex_destroy(&scaling->lock);
+        pthread_mutex_destroy(&scaling->image_lock);
+        free_host(scaling);
+    }
+    pipe_leave_destroy(pipe, closed);
+    return status;
+}
+
+/* ---- Writers ------------------------------------------------------------------------------- */
+
+static enum fp8pipe_status bind_writer(struct draft *draft, void *arg)
+{
+    draft_write_scaling(draft, arg);
+    return FP8PIPE_OK;
+}
+
+static void commit_writer(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    draft_wrote_scaling(draft, arg, ticket);
+}
+
+static enum fp8pipe_status submit_writer(struct fp8pipe_scaling *scaling,
+                                         const struct fp8pipe_submit *submit, enum op_kind kind,
+                                         void *image, fp8pipe_ticket *ticket)
+{
+    static const struct draft_calls calls = {bind_writer, commit_writer};
+    struct draft draft;
+    enum fp8pipe_status status = draft_begin(&draft, scaling->object.pipe, submit, kind,
+                                             sizeof(struct op_scaling), 0);
+
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "scaling", &scaling->object);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.scaling = (struct op_scaling){scaling, image};
+    return draft_submit(&draft, &calls, scaling, ticket);
+}
+
+static enum fp8pipe_status submit_op(struct fp8pipe_scaling *scaling,
+                                     const struct fp8pipe_scaling_op *op, enum op_kind kind,
+                                     fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_scaling_op defaults = FP8PIPE_SCALING_OP_INIT;
+    struct fp8pipe_scaling_op room;
+    const void *given;
+    enum fp8pipe_status status;
+
+    if (scaling == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "scaling = NULL: it is needed");
+    }
+    status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    op = given;
+    return submit_writer(scaling, &op->submit, kind, NULL, ticket);
+}
+
+enum fp8pipe_status fp8pipe_scaling_update(struct fp8pipe_scaling *scaling,
+                                           const struct fp8pipe_scaling_op *op,
+                                           fp8pipe_ticket *ticket)
+{
+    return submit_op(scaling, op, OP_UPDATE, ticket);
+}
+
+enum fp8pipe_status fp8pipe_scaling_skip(struct fp8pipe_scaling *scaling,
+                                         const struct fp8pipe_scaling_op *op,
+                                         fp8pipe_ticket *ticket)
+{
+    return submit_op(scaling, op, OP_SKIP, ticket);
+}
+
+/* ---- Reading and writing the whole state, blocking ------------------------------------------ */
+
+/* What a blocking call does with the pinned image, before (load) or after (save) it is moved. */
+typedef enum fp8pipe_status image_fn(struct fp8pipe_scaling *scaling, void *image, void *arg);
+
+static enum fp8pipe_status move_image(struct fp8pipe_scaling *scaling, enum op_kind kind,
+                                      image_fn *fn, void *arg)
+{
+    static const struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
+    struct fp8pipe *pipe = scaling->object.pipe;
+    enum fp8pipe_status status = pipe_check_inside(true);
+    struct backend_scope scope;
+    struct backend *backend;
+    fp8pipe_ticket ticket;
+    void *image;
+
+    if (status == FP8PIPE_OK) {
+        status = pipe_enter(pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    backend = pipe->crew->backend;
+    pthread_mutex_lock(&scaling->image_lock);
+    backend->ops->enter(backend, &scope);
+    status = backend->ops->pinned_alloc(backend, scaling->state.moving_bytes, &image);
+    if (status != FP8PIPE_OK) {
+        goto unlock;
+    }
+    if (kind == OP_STATE_WRITE) {
+        status = fn(scaling, image, arg);
+    }
+    if (status == FP8PIPE_OK) {
+        status = submit_writer(scaling, &submit, kind, image, &ticket);
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
+        if (status == FP8PIPE_OK && kind == OP_STATE_READ) {
+            status = fn(scaling, image, arg);
+        }
+        /* On a failed device the copy may still come: the image is left to it. */
+        if (fault_status(&pipe->fault) != FP8PIPE_OK) {
+            image = NULL;
+        }
+    }
+    if (image != NULL) {
+        backend->ops->pinned_free(backend, image);
+    }
+unlock:
+    backend->ops->leave(backend, &scope);
+    pthread_mutex_unlock(&scaling->image_lock);
+    pipe_leave(pipe);
+    return status;
+}
+
+struct slot_read {
+    uint32_t slot;
+    struct fp8pipe_slot_state *state;
+};
+
+static enum fp8pipe_status read_slot(struct fp8pipe_scaling *scaling, void *image, void *arg)
+{
+    struct fp8pipe_slot_state filled = FP8PIPE_SLOT_STATE_INIT;
+    const struct slot_read *read = arg;
+    struct scaling_state state;
+
+    scaling_layout(&state, image, scaling->slots, scaling->history);
+    filled.format = scaling->formats[read->slot];
+    filled.has_scale = state.has_scale[read->slot];
+    filled.scale = filled.has_scale ? state.scale[read->slot] : 1.0f;
+    memcpy(&filled.amax, &state.amax[read->slot], sizeof(filled.amax));
+    filled.nonfinite = state.nonfinite[read->slot];
+    options_write(read->state, &filled, sizeof(filled));
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling, uint32_t slot,
+                                             struct fp8pipe_slot_state *state)
+{
+    struct slot_read read = {slot, state};
+    enum fp8pipe_status status;
+
+    if (scaling == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "scaling = NULL: it is needed");
+    }
+    status = options_check_out("state", state, sizeof(*state));
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (slot >= scaling->slots) {
+        return status_fail(FP8PIPE_EINVAL, "slot = %u: there are %u", slot, scaling->slots);
+    }
+    return move_image(scaling, OP_STATE_READ, read_slot, &read);
+}
+
+enum fp8pipe_status fp8pipe_scaling_nonfinite_get(struct fp8pipe_scaling *scaling,
+                                                  const int32_t **flag)
+{
+    enum fp8pipe_status status;
+
+    if (scaling == NULL || flag == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
+                           scaling == NULL ? "scaling" : "flag");
+    }
+    status = pipe_check(scaling->object.pipe);
+    if (status == FP8PIPE_OK) {
+        *flag = scaling->state.any_nonfinite;
+    }
+    return status;
+}
+
+enum fp8pipe_status fp8pipe_scaling_state_bytes(struct fp8pipe_scaling *scaling, size_t *bytes)
+{
+    if (scaling == NULL || bytes == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
+                           scaling == NULL ? "scaling" : "bytes");
+    }
+    *bytes = scaling_saved_bytes(scaling);
+    return FP8PIPE_OK;
+}
+
+struct saved {
+    void *buffer;
+    const void *loaded;
+    size_t bytes;
+};
+
+static enum fp8pipe_status save(struct fp8pipe_scaling *scaling, void *image, void *arg)
+{
+    scaling_save_image(scaling, image, ((struct saved *)arg)->buffer);
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status load(struct fp8pipe_scaling *scaling, void *image, void *arg)
+{
+    const struct saved *saved = arg;
+
+    return scaling_load_image(scaling, saved->loaded, saved->bytes, image);
+}
+
+enum fp8pipe_status fp8pipe_scaling_save(struct fp8pipe_scaling *scaling, void *buffer,
+                                         size_t bytes)
+{
+    struct saved saved = {.buffer = buffer, .bytes = bytes};
+
+    if (scaling == NULL || buffer == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
+                           scaling == NULL ? "scaling" : "buffer");
+    }
+    if (bytes != scaling_saved_bytes(scaling)) {
+        return status_fail(FP8PIPE_EINVAL, "bytes = %zu: the state has %zu", bytes,
+                           scaling_saved_bytes(scaling));
+    }
+    return move_image(scaling, OP_STATE_READ, save, &saved);
+}
+
+enum fp8pipe_status fp8pipe_scaling_load(struct fp8pipe_scaling *scaling, const void *buffer,
+                                         size_t bytes)
+{
+    struct saved saved = {.loaded = buffer, .bytes = bytes};
+
+    if (scaling == NULL || buffer == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
+                           scaling == NULL ? "scaling" : "buffer");
+    }
+    return move_image(scaling, OP_STATE_WRITE, load, &saved);
+}

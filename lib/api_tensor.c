@@ -1,0 +1,331 @@
+/* Public entry points of quantized tensors. */
+#include <stdlib.h>
+
+#include "submit.h"
+
+static enum fp8pipe_status check_tensor(const struct fp8pipe_tensor *tensor)
+{
+    return tensor != NULL ? FP8PIPE_OK
+                          : status_fail(FP8PIPE_EINVAL, "tensor = NULL: it is needed");
+}
+
+enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_tensor **out)
+{
+    enum fp8pipe_status status = pipe_check_inside(false);
+    struct fp8pipe_tensor *tensor;
+
+    if (status == FP8PIPE_OK && out == NULL) {
+        status = status_fail(FP8PIPE_EINVAL, "tensor = NULL: it takes the new object");
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_enter(pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    tensor = calloc(1, sizeof(*tensor) + pipe->lanes * sizeof(uint64_t));
+    if (tensor == NULL) {
+        status = status_fail(FP8PIPE_ENOMEM, "a tensor's host memory is not to be had");
+    } else {
+        object_init(&tensor->object, OBJECT_TENSOR, pipe, tensor->lane_uses, pipe->lanes);
+        pipe_object_add(pipe, &tensor->object);
+        *out = tensor;
+    }
+    pipe_leave(pipe);
+    return status;
+}
+
+/* Empties a tensor from a caller's thread. Under its word; between pipe_enter and pipe_leave. */
+static void clear(struct fp8pipe_tensor *tensor)
+{
+    struct filling *filling, *version;
+
+    tensor_empty(tensor, &filling, &version);
+    pipe_filling_drop(tensor->object.pipe, filling);
+    pipe_filling_drop(tensor->object.pipe, version);
+}
+
+enum fp8pipe_status fp8pipe_tensor_clear(struct fp8pipe_tensor *tensor)
+{
+    enum fp8pipe_status status = check_tensor(tensor);
+
+    if (status == FP8PIPE_OK) {
+        status = pipe_check_inside(false);
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_enter(tensor->object.pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    object_lock(&tensor->object);
+    clear(tensor);
+    object_unlock(&tensor->object);
+    pipe_leave(tensor->object.pipe);
+    return FP8PIPE_OK;
+}
+
+/* At close: all uses are done, and nothing runs any more. */
+static void release(struct filling *filling, struct backend *backend)
+{
+    struct issue issue = {.backend = backend, .lane = ISSUE_NO_LANE};
+
+    if (filling != NULL && filling_drop(filling)) {
+        filling_release(filling, &issue);
+    }
+}
+
+void tensor_retire(struct object *object, struct backend *backend)
+{
+    struct filling *filling, *version;
+
+    tensor_empty((struct fp8pipe_tensor *)(void *)object, &filling, &version);
+    release(filling, backend);
+    release(version, backend);
+}
+
+enum fp8pipe_status fp8pipe_tensor_destroy(struct fp8pipe_tensor *tensor)
+{
+    enum fp8pipe_status status = pipe_check_inside(false);
+    struct fp8pipe *pipe;
+    bool closed;
+
+    if (status != FP8PIPE_OK || tensor == NULL) {
+        return status;
+    }
+    pipe = tensor->object.pipe;
+    status = pipe_enter_destroy(pipe, &closed);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    object_lock(&tensor->object);
+    if (!closed && pipe_object_busy(pipe, &tensor->object)) {
+        status = status_fail(FP8PIPE_EBUSY, "tensor = %p: ops in flight use it", (void *)tensor);
+    } else if (!closed) {
+        clear(tensor);
+    }
+    object_unlock(&tensor->object);
+    if (status == FP8PIPE_OK) {
+        pipe_object_remove(pipe, &tensor->object);
+        free(tensor);
+    }
+    pipe_leave_destroy(pipe, closed);
+    return status;
+}
+
+enum fp8pipe_status fp8pipe_tensor_info_get(struct fp8pipe_tensor *tensor,
+                                            struct fp8pipe_tensor_info *info)
+{
+    struct fp8pipe_tensor_info filled = FP8PIPE_TENSOR_INFO_INIT;
+    enum fp8pipe_status status = check_tensor(tensor);
+
+    if (status == FP8PIPE_OK) {
+        status = options_check_out("info", info, sizeof(filled));
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_check(tensor->object.pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    object_lock(&tensor->object);
+    if (tensor->filling != NULL) {
+        filled.rowwise = tensor->filling->rowwise;
+        filled.transposed = tensor->filling->transposed;
+        filled.rows = tensor->filling->rows;
+        filled.cols = tensor->filling->cols;
+        filled.format = tensor->filling->format;
+    }
+    filled.weight = tensor->version != NULL;
+    filled.filled = tensor->filling != NULL || tensor->version != NULL;
+    object_unlock(&tensor->object);
+    options_write(info, &filled, sizeof(filled));
+    return FP8PIPE_OK;
+}
+
+/* ---- Quantize ------------------------------------------------------------------------------ */
+
+struct quantize_draft {
+    const struct fp8pipe_quantize_op *op;
+    struct fp8pipe_tensor *tensor;
+    struct filling *filling; /* new */
+};
+
+static enum fp8pipe_status bind_quantize(struct draft *draft, void *arg)
+{
+    const struct quantize_draft *quantize = arg;
+
+    draft_use_scaling(draft, quantize->op->scaling);
+    tensor_may_end(draft, quantize->tensor);
+    draft_use(draft, quantize->filling);
+    return FP8PIPE_OK;
+}
+
+static void commit_quantize(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct quantize_draft *quantize = arg;
+
+    draft_used_scaling(draft, quantize->op->scaling, ticket);
+    quantize->filling->filled_by = ticket;
+    tensor_let_go(draft, quantize->tensor);
+    quantize->tensor->filling = quantize->filling;
+}
+
+static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
+{
+    enum fp8pipe_status status = check_matrix("x", &op->x);
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (op->scaling == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "scaling = NULL: it is needed");
+    }
+    if (op->slot >= op->scaling->slots) {
+        return status_fail(FP8PIPE_EINVAL, "slot = %u: the scaling has %u", op->slot,
+                           op->scaling->slots);
+    }
+    if (op->copies == 0 || (op->copies & ~(FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)) != 0) {
+        return status_fail(FP8PIPE_EINVAL, "copies = %#x: it is ROWWISE, TRANSPOSED or both",
+                           op->copies);
+    }
+    if (op->reserved != 0) {
+        return status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", op->reserved);
+    }
+    status = check_sums("column_sums", &op->column_sums, op->x.cols);
+    return status != FP8PIPE_OK ? status
+                                : check_flag("column_sums_accumulate", op->column_sums_accumulate);
+}
+
+enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
+                                            const struct fp8pipe_quantize_op *op,
+                                            fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_quantize_op defaults = FP8PIPE_QUANTIZE_OP_INIT;
+    static const struct draft_calls calls = {bind_quantize, commit_quantize};
+    struct quantize_draft quantize = {.tensor = tensor};
+    struct fp8pipe_quantize_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = check_tensor(tensor);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    quantize.op = op = given;
+    status = draft_begin(&draft, tensor->object.pipe, &op->submit, OP_QUANTIZE,
+                         sizeof(struct op_quantize), FP8PIPE_NO_AMAX);
+    if (status == FP8PIPE_OK) {
+        status = check_quantize(op);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "tensor", &tensor->object);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "scaling", &op->scaling->object);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    status = draft_filling(&draft, &quantize.filling);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    filling_shape(quantize.filling, op->x.rows, op->x.cols, op->scaling->formats[op->slot],
+                  (op->copies & FP8PIPE_ROWWISE) != 0, (op->copies & FP8PIPE_TRANSPOSED) != 0);
+    draft.entry.op.u.quantize = (struct op_quantize){
+        .x = op->x,
+        .scaling = op->scaling,
+        .filling = quantize.filling,
+        .sums = op->column_sums.data,
+        .slot = op->slot,
+        .copies = op->copies,
+    };
+    draft.entry.op.flags |= (uint8_t)(op->column_sums_accumulate ? OP_SUMS_ACCUMULATE : 0u);
+    status = draft_submit(&draft, &calls, &quantize, ticket);
+    if (status != FP8PIPE_OK) {
+        filling_put(quantize.filling);
+    }
+    return status;
+}
+
+/* ---- Read ---------------------------------------------------------------------------------- */
+
+struct read_draft {
+    const struct fp8pipe_read_op *op;
+    struct fp8pipe_tensor *tensor;
+};
+
+static enum fp8pipe_status bind_read(struct draft *draft, void *arg)
+{
+    const struct read_draft *read = arg;
+    struct filling *filling = read->tensor->filling;
+
+    if (filling == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "tensor = %p: it is empty", (void *)read->tensor);
+    }
+    if (read->op->rowwise != NULL && !filling->rowwise) {
+        return status_fail(FP8PIPE_EINVAL, "rowwise = %p: the tensor has no row-wise copy",
+                           read->op->rowwise);
+    }
+    if (read->op->transposed != NULL && !filling->transposed) {
+        return status_fail(FP8PIPE_EINVAL, "transposed = %p: the tensor has no transposed copy",
+                           read->op->transposed);
+    }
+    draft->entry.op.u.read.filling = filling;
+    if (draft->last_use) {
+        tensor_may_end(draft, read->tensor);
+    }
+    return draft_read_filling(draft, filling);
+}
+
+static void commit_read(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct read_draft *read = arg;
+
+    (void)ticket;
+    if (draft->last_use) {
+        tensor_let_go(draft, read->tensor);
+    }
+}
+
+enum fp8pipe_status fp8pipe_tensor_read(struct fp8pipe_tensor *tensor,
+                                        const struct fp8pipe_read_op *op, fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_read_op defaults = FP8PIPE_READ_OP_INIT;
+    static const struct draft_calls calls = {bind_read, commit_read};
+    struct read_draft read = {.tensor = tensor};
+    struct fp8pipe_read_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = check_tensor(tensor);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    read.op = op = given;
+    status = draft_begin(&draft, tensor->object.pipe, &op->submit, OP_READ, sizeof(struct op_read),
+                         FP8PIPE_LAST_USE);
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "tensor", &tensor->object);
+    }
+    if (status == FP8PIPE_OK && (uintptr_t)op->scale_inv % sizeof(float) != 0) {
+        status = status_fail(FP8PIPE_EINVAL, "scale_inv = %p: it is aligned to its 4 bytes",
+                             (void *)op->scale_inv);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.read = (struct op_read){
+        .rowwise = op->rowwise,
+        .transposed = op->transposed,
+        .scale_inv = op->scale_inv,
+    };
+    return draft_submit(&draft, &calls, &read, ticket);
+}

@@ -1,0 +1,188 @@
+/*
+ * The table that every backend fills: streams, events, stream-ordered memory, copies, kernels, GEMM.
+ *
+ * Promises to the layers above:
+ *   - Every function may be called from any thread that is inside `enter`; a stream is used by one
+ *     thread at a time (its launcher, or the holder of its lane's lock), events by any.
+ *   - Functions that enqueue return before the work is done, and fail before anything is enqueued:
+ *     a status other than FP8PIPE_OK means that the call left nothing in the stream. The reason is
+ *     recorded with status_fail() (lib/status.h), which gives the calling thread's last error.
+ *   - Work of one stream runs in order. An event stands for all work enqueued on the stream before
+ *     its latest record; stream_wait takes the record that is current when it is called, so that a
+ *     wait on an event recorded again later is a wait for more, never for less.
+ *   - A device error that surfaces later is returned by event_query as FP8PIPE_EDEVICE.
+ *   - Nothing here looks at tickets, lanes or ops. Only lib/pipe.c knows which backends exist.
+ */
+#ifndef LIB_BACKEND_H
+#define LIB_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fp8pipe.h"
+#include "kernels/kernels.h"
+
+struct backend_event; /* a backend's own */
+
+/* First member of every backend's instance. */
+struct backend {
+    const struct backend_ops *ops;
+};
+
+/* First member of every backend's stream; what a `call` is given. */
+struct fp8pipe_stream {
+    struct backend *backend;
+};
+
+struct backend_options {
+    int32_t device;
+    struct fp8pipe_allocator allocator; /* all zero: the backend's own pool */
+    size_t workspace_bytes;             /* for each stream's GEMMs */
+    /*
+     * Called, from any thread, when work that an event stands for has finished; may be called too
+     * often. Only by backends whose poll_ns is 0.
+     */
+    void (*notify)(void *arg);
+    void *notify_arg;
+};
+
+/* What `enter` saves of the calling thread (its current device, its capture mode). */
+struct backend_scope {
+    int32_t device;
+    int32_t capture_mode;
+    bool entered;
+};
+
+/* Element types of GEMM operands. */
+enum gemm_type { GEMM_FP32, GEMM_BF16, GEMM_FP16, GEMM_E4M3, GEMM_E5M2 };
+
+struct gemm_operand {
+    const void *data;
+    int64_t stride; /* elements between stored rows */
+    enum gemm_type type;
+    bool transposed;        /* stored as [contraction, rows] instead of [rows, contraction] */
+    const float *scale_inv; /* device; FP8 only */
+};
+
+/*
+ * D[m,n] (+)= sa * sb * A[m,k] . B[n,k]^T + bias[n], all row-major; m, n, k >= 1.
+ * FP8 operands are not transposed, 16-byte aligned, with k and strides multiples of KERNEL_FP8_PAD;
+ * B then has round_up(n, 16) rows of memory, D's rows and data are 16-byte aligned and n is a
+ * multiple of 16; not both E5M2. Otherwise both are of one type and of any alignment.
+ * bias: NULL, or of d_dtype's own type, and with FP8 operands and an FP32 D of BF16.
+ * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
+ */
+struct gemm_args {
+    int64_t m;
+    int64_t n;
+    int64_t k;
+    struct gemm_operand a;
+    struct gemm_operand b;
+    void *d;
+    int64_t d_stride;
+    enum fp8pipe_dtype d_dtype;
+    const void *bias;
+    enum fp8pipe_dtype bias_dtype;
+    bool accumulate;
+    bool fast;
+};
+
+struct backend_plan_stats {
+    uint64_t cached;
+    uint64_t evicted;
+};
+
+struct backend_ops {
+    enum fp8pipe_backend kind;
+    const char *name;
+    /* How often event_query is to be asked while somebody waits; 0: the backend calls notify. */
+    int64_t poll_ns;
+
+    /* open enters nothing; close needs every stream and event destroyed. Neither needs `enter`. */
+    enum fp8pipe_status (*open)(const struct backend_options *options, struct backend **backend);
+    void (*close)(struct backend *backend);
+
+    /* Makes the backend's device current for the calling thread; leave restores what was. */
+    void (*enter)(struct backend *backend, struct backend_scope *scope);
+    void (*leave)(struct backend *backend, struct backend_scope *scope);
+
+    /* native: NULL, or the caller's own stream (cudaStream_t), which stays the caller's. */
+    enum fp8pipe_status (*stream_create)(struct backend *backend, void *native,
+                                         struct fp8pipe_stream **stream);
+    /* Waits for the stream's work, then frees it. */
+    void (*stream_destroy)(struct backend *backend, struct fp8pipe_stream *stream);
+    /* ECAPTURE if the stream is being captured into a graph, else OK. */
+    enum fp8pipe_status (*stream_check)(struct backend *backend, struct fp8pipe_stream *stream);
+
+    enum fp8pipe_status (*event_create)(struct backend *backend, struct backend_event **event);
+    void (*event_destroy)(struct backend *backend, struct backend_event *event);
+    enum fp8pipe_status (*event_record)(struct backend *backend, struct backend_event *event,
+                                        struct fp8pipe_stream *stream);
+    /* *done: all work before the latest record has finished (true if never recorded). */
+    enum fp8pipe_status (*event_query)(struct backend *backend, struct backend_event *event,
+                                       bool *done);
+    enum fp8pipe_status (*stream_wait)(struct backend *backend, struct fp8pipe_stream *stream,
+                                       struct backend_event *event);
+    /* The stream waits for the caller's cudaEvent_t; ENOTSUP on host. */
+    enum fp8pipe_status (*stream_wait_native)(struct backend *backend,
+                                              struct fp8pipe_stream *stream, void *native_event);
+    /* The caller's cudaStream_t waits for the event; ECAPTURE; ENOTSUP on host. */
+    enum fp8pipe_status (*native_wait)(struct backend *backend, void *native_stream,
+                                       struct backend_event *event);
+
+    /* Stream-ordered, 256-byte aligned. stream NULL: usable at once; freed when nothing uses it. */
+    enum fp8pipe_status (*alloc)(struct backend *backend, struct fp8pipe_stream *stream,
+                                 size_t bytes, void **data);
+    void (*free)(struct backend *backend, struct fp8pipe_stream *stream, void *data, size_t bytes);
+    /* Host memory that copies reach without staging. */
+    enum fp8pipe_status (*pinned_alloc)(struct backend *backend, size_t bytes, void **data);
+    void (*pinned_free)(struct backend *backend, void *data);
+    /* The public blocking helpers: plain memory, not of the pool nor of the caller's allocator. */
+    enum fp8pipe_status (*memory_alloc)(struct backend *backend, size_t bytes, void **data);
+    enum fp8pipe_status (*memory_free)(struct backend *backend, void *data);
+    enum fp8pipe_status (*memory_copy)(struct backend *backend, void *to, const void *from,
+                                       size_t bytes);
+    enum fp8pipe_status (*memory_fill)(struct backend *backend, void *data, int value,
+                                       size_t bytes);
+
+    enum fp8pipe_status (*copy)(struct backend *backend, struct fp8pipe_stream *stream, void *to,
+                                const void *from, size_t bytes);
+    /* `rows` rows of `width` bytes, pitches in bytes */
+    enum fp8pipe_status (*copy_2d)(struct backend *backend, struct fp8pipe_stream *stream, void *to,
+                                   size_t to_pitch, const void *from, size_t from_pitch,
+                                   size_t width, size_t rows);
+    enum fp8pipe_status (*fill)(struct backend *backend, struct fp8pipe_stream *stream, void *data,
+                                int value, size_t bytes);
+    /* fn(arg) in stream order, on a thread of the backend's. */
+    enum fp8pipe_status (*host_call)(struct backend *backend, struct fp8pipe_stream *stream,
+                                     fp8pipe_work_fn *fn, void *arg);
+
+    enum fp8pipe_status (*gemm)(struct backend *backend, struct fp8pipe_stream *stream,
+                                const struct gemm_args *args);
+    enum fp8pipe_status (*amax)(struct backend *backend, struct fp8pipe_stream *stream,
+                                const struct kernel_amax_args *args);
+    enum fp8pipe_status (*quantize)(struct backend *backend, struct fp8pipe_stream *stream,
+                                    const struct kernel_quantize_args *args);
+    enum fp8pipe_status (*transpose)(struct backend *backend, struct fp8pipe_stream *stream,
+                                     const struct kernel_transpose_args *args);
+    enum fp8pipe_status (*partials)(struct backend *backend, struct fp8pipe_stream *stream,
+                                    const struct kernel_partials_args *args);
+    enum fp8pipe_status (*column_sums)(struct backend *backend, struct fp8pipe_stream *stream,
+                                       const struct kernel_column_sums_args *args);
+    enum fp8pipe_status (*store)(struct backend *backend, struct fp8pipe_stream *stream,
+                                 const struct kernel_store_args *args);
+    enum fp8pipe_status (*scale_update)(struct backend *backend, struct fp8pipe_stream *stream,
+                                        const struct kernel_scale_update_args *args);
+
+    void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
+};
+
+extern const struct backend_ops backend_host_ops;
+/* In a build without CUDA its open returns ENODEV. */
+extern const struct backend_ops backend_cuda_ops;
+
+/* The cudaStream_t of a stream of the cuda backend, NULL for any other. */
+void *backend_cuda_native(const struct fp8pipe_stream *stream);
+
+#endif

@@ -1,0 +1,116 @@
+#include "check.h"
+
+bool check_given(const struct fp8pipe_matrix *matrix)
+{
+    return matrix->data != NULL || matrix->rows != 0 || matrix->cols != 0 || matrix->stride != 0;
+}
+
+enum fp8pipe_status check_enum_refuse(const char *field, int value, int last)
+{
+    return last == 1 ? status_fail(FP8PIPE_EINVAL, "%s = %d: it is 0 or 1", field, value)
+                     : status_fail(FP8PIPE_EINVAL, "%s = %d: it is one of 0 to %d", field, value,
+                                   last);
+}
+
+static enum fp8pipe_status check_data(const char *field, const void *data, bool empty,
+                                      enum fp8pipe_dtype dtype)
+{
+    if (data == NULL && !empty) {
+        return status_fail(FP8PIPE_EINVAL, "%s.data = NULL: it is not empty", field);
+    }
+    if ((uintptr_t)data % (uintptr_t)check_element_bytes(dtype) != 0) {
+        return status_fail(FP8PIPE_EINVAL, "%s.data = %p: it is aligned to its %d-byte elements",
+                           field, data, (int)check_element_bytes(dtype));
+    }
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status check_matrix_refuse(const char *field, const struct fp8pipe_matrix *matrix,
+                                        int64_t rows, int64_t cols)
+{
+    int64_t elements;
+
+    if (rows >= 0 && matrix->rows != rows) {
+        return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: it is %lld here", field,
+                           (long long)matrix->rows, (long long)rows);
+    }
+    if (cols >= 0 && matrix->cols != cols) {
+        return status_fail(FP8PIPE_EINVAL, "%s.cols = %lld: it is %lld here", field,
+                           (long long)matrix->cols, (long long)cols);
+    }
+    if ((unsigned)matrix->dtype > FP8PIPE_FP16) {
+        return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: it is FP32, BF16 or FP16", field,
+                           (int)matrix->dtype);
+    }
+    if (matrix->rows < 0 || matrix->cols < 0) {
+        return status_fail(FP8PIPE_EINVAL, "%s.%s = %lld: it is >= 0", field,
+                           matrix->rows < 0 ? "rows" : "cols",
+                           (long long)(matrix->rows < 0 ? matrix->rows : matrix->cols));
+    }
+    if (matrix->stride < matrix->cols) {
+        return status_fail(FP8PIPE_EINVAL, "%s.stride = %lld: it is >= cols = %lld", field,
+                           (long long)matrix->stride, (long long)matrix->cols);
+    }
+    if (__builtin_mul_overflow(matrix->stride, matrix->rows, &elements) ||
+        elements > CHECK_ELEMENTS_MAX || matrix->rows > CHECK_ELEMENTS_MAX ||
+        matrix->stride > CHECK_ELEMENTS_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld, stride = %lld: the size overflows",
+                           field, (long long)matrix->rows, (long long)matrix->stride);
+    }
+    if (matrix->reserved != 0) {
+        return status_fail(FP8PIPE_EINVAL, "%s.reserved = %d: it is 0", field, matrix->reserved);
+    }
+    return check_data(field, matrix->data, matrix->rows == 0 || matrix->cols == 0, matrix->dtype);
+}
+
+enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector *vector,
+                                 int64_t count)
+{
+    if (vector->data == NULL && vector->count == 0) {
+        return FP8PIPE_OK;
+    }
+    if ((unsigned)vector->dtype > FP8PIPE_FP16) {
+        return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: it is FP32, BF16 or FP16", field,
+                           (int)vector->dtype);
+    }
+    if (vector->count != count) {
+        return status_fail(FP8PIPE_EINVAL, "%s.count = %lld: it is %lld here", field,
+                           (long long)vector->count, (long long)count);
+    }
+    if (vector->reserved != 0) {
+        return status_fail(FP8PIPE_EINVAL, "%s.reserved = %d: it is 0", field, vector->reserved);
+    }
+    return check_data(field, vector->data, count == 0, vector->dtype);
+}
+
+enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *vector,
+                               int64_t count)
+{
+    enum fp8pipe_status status = check_vector(field, vector, count);
+
+    if (status == FP8PIPE_OK && vector->data != NULL && vector->dtype != FP8PIPE_FP32) {
+        status = status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: sums are FP32", field,
+                             (int)vector->dtype);
+    }
+    return status;
+}
+
+static uintptr_t matrix_end(const struct fp8pipe_matrix *matrix)
+{
+    return (uintptr_t)matrix->data +
+           (uintptr_t)(((matrix->rows - 1) * matrix->stride + matrix->cols) *
+                       check_element_bytes(matrix->dtype));
+}
+
+enum fp8pipe_status check_apart(const char *out_field, const struct fp8pipe_matrix *out,
+                                const char *in_field, const struct fp8pipe_matrix *in)
+{
+    if (out->rows == 0 || out->cols == 0 || in->rows == 0 || in->cols == 0) {
+        return FP8PIPE_OK;
+    }
+    if ((uintptr_t)out->data < matrix_end(in) && (uintptr_t)in->data < matrix_end(out)) {
+        return status_fail(FP8PIPE_EINVAL, "%s.data = %p: it overlaps %s", out_field, out->data,
+                           in_field);
+    }
+    return FP8PIPE_OK;
+}

@@ -1,0 +1,136 @@
+#include "event_ring.h"
+
+#include <ck_pr.h>
+#include <stdlib.h>
+
+/* How long a launcher sleeps between looks at a stream that runs a whole ring behind. */
+#define EVENT_RING_NAP_NS 50000
+
+enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *backend,
+                                    struct port *port, struct fault *fault, uint32_t slots)
+{
+    ring->backend = backend;
+    ring->port = port;
+    ring->fault = fault;
+    ring->mask = slots - 1;
+    ring->done_ops = 0;
+    ring->events = calloc(slots, sizeof(*ring->events));
+    ring->slots = calloc(slots, sizeof(*ring->slots));
+    if (ring->events == NULL || ring->slots == NULL) {
+        free(ring->events);
+        free(ring->slots);
+        return status_fail(FP8PIPE_ENOMEM, "ring_slots = %u: a lane's events are not to be had",
+                           slots);
+    }
+    pthread_mutex_init(&ring->reap, NULL);
+    return FP8PIPE_OK;
+}
+
+void event_ring_free(struct event_ring *ring)
+{
+    for (uint64_t i = 0; i <= ring->mask; i++) {
+        if (ring->events[i] != NULL) {
+            ring->backend->ops->event_destroy(ring->backend, ring->events[i]);
+        }
+    }
+    free(ring->events);
+    free(ring->slots);
+    pthread_mutex_destroy(&ring->reap);
+}
+
+enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t position, uint32_t slots)
+{
+    struct backend *backend = ring->backend;
+    struct backend_event **event = &ring->events[position & ring->mask];
+
+    while (port_done(ring->port) + ring->mask < position) {
+        event_ring_reap(ring);
+        if (fault_status(ring->fault) != FP8PIPE_OK) {
+            return fault_refuse(ring->fault);
+        }
+        if (port_done(ring->port) + ring->mask < position) {
+            ec_nap(&ring->port->finished, ec_deadline_ns(EVENT_RING_NAP_NS));
+        }
+    }
+    ring->slots[position & ring->mask] = (uint8_t)slots;
+    return *event != NULL ? FP8PIPE_OK : backend->ops->event_create(backend, event);
+}
+
+enum fp8pipe_status event_ring_record(struct event_ring *ring, uint64_t position,
+                                      struct fp8pipe_stream *stream)
+{
+    if (ring->events[position & ring->mask] == NULL) {
+        return FP8PIPE_OK;
+    }
+    return ring->backend->ops->event_record(ring->backend, ring->events[position & ring->mask],
+                                            stream);
+}
+
+enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
+                                    struct fp8pipe_stream *stream)
+{
+    struct backend_event *event = ring->events[position & ring->mask];
+
+    if (port_done(ring->port) > position || event == NULL) {
+        return FP8PIPE_OK;
+    }
+    return ring->backend->ops->stream_wait(ring->backend, stream, event);
+}
+
+enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
+                                           void *native_stream)
+{
+    struct backend_event *event = ring->events[position & ring->mask];
+
+    if (event == NULL) {
+        return FP8PIPE_OK;
+    }
+    return ring->backend->ops->native_wait(ring->backend, native_stream, event);
+}
+
+void event_ring_reap(struct event_ring *ring)
+{
+    enum fp8pipe_status status = FP8PIPE_OK;
+    uint64_t issued, done;
+
+    pthread_mutex_lock(&ring->reap);
+    issued = ring_tail(&ring->port->ring);
+    done = ring->port->done;
+    while (done < issued && fault_status(ring->fault) == FP8PIPE_OK) {
+        struct backend_event *event = ring->events[done & ring->mask];
+        bool finished = event == NULL; /* an op whose event could not be made launched nothing */
+
+        if (event != NULL) {
+            status = ring->backend->ops->event_query(ring->backend, event, &finished);
+        }
+        if (status != FP8PIPE_OK || !finished) {
+            break;
+        }
+        done += ring->slots[done & ring->mask];
+        ck_pr_store_64(&ring->done_ops, ring->done_ops + 1);
+    }
+    if (done != ring->port->done) {
+        port_done_set(ring->port, done);
+    }
+    pthread_mutex_unlock(&ring->reap);
+    if (status != FP8PIPE_OK) {
+        fault_raise(ring->fault, status_sentence());
+    }
+}
+
+void event_ring_look(struct event_ring *ring, uint64_t position, struct look *look)
+{
+    *look = (struct look){.issued = ring_tail(&ring->port->ring) > position,
+                          .done = port_done(ring->port) > position};
+
+    if (!look->done && fault_status(ring->fault) != FP8PIPE_OK) {
+        look->issued = true;
+        look->done = true;
+        look->failed = true;
+        look->failure.outcome = FP8PIPE_OUTCOME_FAILED;
+        look->failure.status = FP8PIPE_EDEVICE;
+        fault_sentence(ring->fault, look->failure.sentence, sizeof(look->failure.sentence));
+    } else if (look->issued) {
+        look->failed = port_failure_find(ring->port, position, &look->failure);
+    }
+}

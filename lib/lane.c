@@ -1,0 +1,227 @@
+#include "lane.h"
+
+#include <ck_pr.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "exec.h"
+#include "thread.h"
+
+static fp8pipe_ticket own_ticket(const struct lane *lane, uint64_t position)
+{
+    return ticket_make(lane->crew->pipe, lane->index, position);
+}
+
+/* Parks until the op of a ticket is issued. */
+static void wait_issued(struct lane *lane, fp8pipe_ticket ticket)
+{
+    struct port *port = &lane->crew->ports[ticket_lane(ticket)];
+
+    if (port != lane->port) {
+        ring_wait_consumed(&port->ring, ticket_position(ticket), EC_FOREVER);
+    }
+}
+
+/* Waits for all predecessors to be issued; true if a named one failed. */
+static bool named_failed(struct lane *lane, const struct op *op, struct ticket_failure *failure)
+{
+    const fp8pipe_ticket *named = op_named(op), *order = op_order(op);
+    bool failed = false;
+
+    for (uint32_t i = 0; i < op->order; i++) {
+        wait_issued(lane, order[i]);
+    }
+    for (uint32_t i = 0; i < op->named; i++) {
+        wait_issued(lane, named[i]);
+        failed = failed || port_failure_find(&lane->crew->ports[ticket_lane(named[i])],
+                                             ticket_position(named[i]), failure);
+    }
+    return failed;
+}
+
+/* Makes the stream wait for the predecessors of other lanes and for the caller's event. */
+static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op)
+{
+    struct backend *backend = lane->crew->backend;
+    const fp8pipe_ticket *tickets = op_named(op);
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    for (uint32_t i = 0; i < (uint32_t)op->named + op->order && status == FP8PIPE_OK; i++) {
+        uint32_t index = ticket_lane(tickets[i]);
+
+        if (index != lane->index) {
+            status = event_ring_wait(&lane->crew->rings[index], ticket_position(tickets[i]),
+                                     lane->stream);
+        }
+    }
+    if (status == FP8PIPE_OK && op->event != NULL) {
+        status = backend->ops->stream_wait_native(backend, lane->stream, op->event);
+    }
+    return status;
+}
+
+static struct ticket_failure failure_of(struct lane *lane, uint64_t position,
+                                        enum fp8pipe_status status)
+{
+    struct ticket_failure failure = {
+        .outcome = FP8PIPE_OUTCOME_FAILED,
+        .status = status,
+        .root = own_ticket(lane, position),
+    };
+
+    snprintf(failure.sentence, sizeof(failure.sentence), "%s", status_sentence());
+    return failure;
+}
+
+/* Whether the op must not run, and why. */
+static bool must_cancel(struct lane *lane, const struct op *op, struct ticket_failure *failure)
+{
+    bool cancel = named_failed(lane, op, failure);
+
+    if (!cancel && lane->lane_broken && (op->flags & OP_NUMBERED) != 0 &&
+        (op->flags & OP_RESUME) == 0) {
+        *failure = lane->broken_by;
+        cancel = true;
+    }
+    if (!cancel && ck_pr_load_32(&lane->crew->cancel) != 0) {
+        *failure = (struct ticket_failure){.status = FP8PIPE_ECANCELED};
+        snprintf(failure->sentence, sizeof(failure->sentence), "%s",
+                 fp8pipe_strerror(FP8PIPE_ECANCELED));
+        cancel = true;
+    }
+    failure->outcome = FP8PIPE_OUTCOME_CANCELLED;
+    return cancel;
+}
+
+/* Lane order: what this op's outcome means for the next ones submitted to the lane by number. */
+static void follow_lane_order(struct lane *lane, const struct op *op, bool failed,
+                              const struct ticket_failure *failure)
+{
+    if ((op->flags & OP_NUMBERED) == 0) {
+        return;
+    }
+    if (failed) {
+        lane->lane_broken = true;
+        lane->broken_by = *failure;
+    } else {
+        lane->lane_broken = false;
+    }
+}
+
+/* Gives back what the op's submit let go of. */
+static void release_ended(struct lane *lane, const struct op *op, struct issue *issue)
+{
+    struct filling *const *ended = op_ended(op);
+
+    for (uint32_t i = 0; i < op->ended; i++) {
+        /* Waiting here for other lanes' uses would hold up this lane's next ops. */
+        if (filling_uses(ended[i], issue->rings, issue->lanes, lane->index) == FILLING_DONE) {
+            filling_release(ended[i], issue);
+        } else {
+            completion_bury(&lane->crew->completion, ended[i]);
+        }
+    }
+}
+
+static void count(uint64_t *counter)
+{
+    ck_pr_store_64(counter, *counter + 1);
+}
+
+static void keep_failure(struct lane *lane, const struct op *op, uint64_t position,
+                         const struct ticket_failure *failure)
+{
+    port_failure_keep(lane->port, position, op->slots, failure);
+    if (failure->outcome == FP8PIPE_OUTCOME_CANCELLED) {
+        count(&lane->cancelled);
+        return;
+    }
+    count(&lane->failed);
+    log_line(lane->crew->log, FP8PIPE_LOG_ERROR, "%s (ticket %#llx, lane %u) failed: %s: %s",
+             op_label(op), (unsigned long long)failure->root, lane->index,
+             fp8pipe_status_name(failure->status), failure->sentence);
+}
+
+static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
+{
+    struct crew *crew = lane->crew;
+    struct event_ring *ring = &crew->rings[lane->index];
+    struct ticket_failure failure = {0};
+    struct issue issue = {
+        .backend = crew->backend,
+        .stream = lane->stream,
+        .lane = lane->index,
+        .lanes = crew->count,
+        .position = position,
+        .rings = crew->rings,
+        .own_amax = lane->own_amax,
+    };
+    enum fp8pipe_status status;
+    bool failed;
+
+    status = event_ring_prepare(ring, position, op->slots);
+    failed = must_cancel(lane, op, &failure);
+    if (status == FP8PIPE_OK && fault_status(crew->fault) != FP8PIPE_OK) {
+        status = fault_refuse(crew->fault);
+    }
+    if (!failed) {
+        if (status == FP8PIPE_OK) {
+            status = wait_on_stream(lane, op);
+        }
+        if (status == FP8PIPE_OK) {
+            status = exec_op(&issue, op, own_ticket(lane, position));
+        }
+        if (status != FP8PIPE_OK) {
+            failed = true;
+            failure = failure_of(lane, position, status);
+        }
+    }
+    if (fault_status(crew->fault) == FP8PIPE_OK &&
+        event_ring_record(ring, position, lane->stream) != FP8PIPE_OK) {
+        fault_raise(crew->fault, status_sentence());
+    }
+    /* Once the pipe has failed, the fault speaks for every op that is not done. */
+    if (failed && fault_status(crew->fault) == FP8PIPE_OK) {
+        keep_failure(lane, op, position, &failure);
+    }
+    follow_lane_order(lane, op, failed, &failure);
+    release_ended(lane, op, &issue);
+    count(&lane->issued);
+    ring_advance(&lane->port->ring, op->slots);
+    completion_notify(&crew->completion);
+}
+
+void lane_run(struct lane *lane)
+{
+    const struct op *op;
+
+    while ((op = ring_peek(&lane->port->ring)) != NULL) {
+        issue_op(lane, op, lane->port->ring.tail);
+    }
+}
+
+static void *lane_main(void *arg)
+{
+    struct lane *lane = arg;
+    struct backend *backend = lane->crew->backend;
+    struct backend_scope scope;
+
+    backend->ops->enter(backend, &scope);
+    while (!ring_drained(&lane->port->ring)) {
+        lane_run(lane);
+        ring_wait_entry(&lane->port->ring);
+    }
+    backend->ops->leave(backend, &scope);
+    return NULL;
+}
+
+enum fp8pipe_status lane_start(struct lane *lane, int cpu)
+{
+    enum fp8pipe_status status;
+    char name[16];
+
+    snprintf(name, sizeof(name), "fp8pipe-%u", lane->index);
+    status = thread_start(&lane->thread, name, cpu, lane_main, lane);
+    lane->started = status == FP8PIPE_OK;
+    return status;
+}

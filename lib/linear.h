@@ -1,0 +1,62 @@
+/*
+ * Linear layers: forward, dgrad and wgrad in terms of quantize and gemm, and the weight's versions.
+ *
+ * A version is the weight as one weight_changed left it. It lives as long as its filling, which has
+ * the FP8 bytes once an op has quantized it: the first op issued for a version does, under the
+ * version's lock; later ones on other lanes wait for its event.
+ *
+ *   current         the linear's version: under the linear's word.
+ *   retired         the filling of the version before, which nothing holds: the next op on the linear
+ *                   sees to its memory. Under the word.
+ *   kept            tensors that keep a version of this linear: atomic, changed under the word of
+ *                   the tensor.
+ *   row_made ..     under the version's lock, by launchers.
+ */
+#ifndef LIB_LINEAR_H
+#define LIB_LINEAR_H
+
+#include <pthread.h>
+
+#include "object.h"
+#include "op.h"
+#include "scaling.h"
+#include "tensor.h"
+
+struct version {
+    struct filling *filling;
+    struct fp8pipe_matrix weight;
+    fp8pipe_ticket written; /* under the linear's word; 0: known to be written */
+    pthread_mutex_t lock;
+    bool row_made;
+    bool transposed_made;
+    uint32_t row_lane;
+    uint32_t transposed_lane;
+    struct backend_event *row_event;
+    struct backend_event *transposed_event;
+};
+
+struct fp8pipe_linear {
+    struct object object;
+    int64_t in_features;
+    int64_t out_features;
+    enum fp8pipe_dtype weight_dtype;
+    struct fp8pipe_vector bias;
+    struct fp8pipe_scaling *scaling; /* NULL: unquantized */
+    uint32_t slot_x;
+    uint32_t slot_w;
+    uint32_t slot_dy;
+    uint32_t kept;
+    struct version *current;
+    struct filling *retired;
+    uint64_t lane_uses[];
+};
+
+/* A version whose filling has one holder, or NULL. weight: NULL, or its matrix. */
+struct version *version_new(struct filling_pool *pool, const struct fp8pipe_matrix *weight,
+                            fp8pipe_ticket written);
+
+enum fp8pipe_status linear_forward(struct issue *issue, const struct op *op);
+enum fp8pipe_status linear_dgrad(struct issue *issue, const struct op *op);
+enum fp8pipe_status linear_wgrad(struct issue *issue, const struct op *op);
+
+#endif

@@ -1,0 +1,166 @@
+/*
+ * The checked internal copy of a descriptor, as it lies in the ring: a header, the payload of its
+ * kind, then three lists:
+ *
+ *   named  tickets that must be done before the op, and whose failure cancels it
+ *   order  tickets that must be done before the op, whatever became of them
+ *   ended  fillings that nothing holds any more: their memory goes back once the op is issued
+ *
+ * Written by the submitter before it publishes, read by the lane's launcher.
+ */
+#ifndef LIB_OP_H
+#define LIB_OP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fp8pipe.h"
+
+struct filling;
+struct version;
+
+enum op_kind {
+    OP_COPY,
+    OP_CALL,
+    OP_HOST_CALL,
+    OP_UPDATE,
+    OP_SKIP,
+    OP_STATE_READ,
+    OP_STATE_WRITE,
+    OP_QUANTIZE,
+    OP_READ,
+    OP_GEMM,
+    OP_FORWARD,
+    OP_DGRAD,
+    OP_WGRAD
+};
+
+/* bits of op.flags */
+#define OP_NUMBERED 1u /* the caller chose the lane: lane order cancels */
+#define OP_RESUME 2u
+#define OP_FOLD 4u       /* fold the amax of what is quantized */
+#define OP_ACCUMULATE 8u /* add to dW or D */
+#define OP_SUMS_ACCUMULATE 16u
+#define OP_FAST 32u
+#define OP_KEEPS 64u /* a forward that a dgrad will follow */
+
+struct op_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+struct op_call {
+    fp8pipe_call_fn *fn;
+    void *arg;
+};
+
+struct op_host_call {
+    fp8pipe_work_fn *fn;
+    void *arg;
+};
+
+struct op_scaling {
+    struct fp8pipe_scaling *scaling;
+    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+};
+
+struct op_quantize {
+    struct fp8pipe_matrix x;
+    struct fp8pipe_scaling *scaling;
+    struct filling *filling; /* new */
+    float *sums;
+    uint32_t slot;
+    uint32_t copies;
+};
+
+struct op_read {
+    struct filling *filling;
+    void *rowwise;
+    void *transposed;
+    float *scale_inv;
+};
+
+struct op_gemm {
+    struct fp8pipe_matrix a;
+    struct fp8pipe_matrix b;
+    struct fp8pipe_matrix d;
+    struct fp8pipe_vector bias;
+    struct filling *a_filling;
+    struct filling *b_filling;
+    uint8_t a_transposed;
+    uint8_t b_transposed;
+};
+
+struct op_forward {
+    struct fp8pipe_linear *linear;
+    struct version *version;
+    struct fp8pipe_matrix x;
+    struct filling *x_filling; /* instead of x */
+    struct fp8pipe_matrix y;
+    struct filling *kept; /* new: the transposed X; NULL: not kept */
+};
+
+struct op_dgrad {
+    struct fp8pipe_linear *linear;
+    struct version *version;
+    struct fp8pipe_matrix dy;
+    struct filling *dy_filling; /* instead of dy */
+    struct fp8pipe_matrix dx;
+    struct filling *kept; /* new: the transposed dY; NULL: not kept */
+    float *sums;
+};
+
+struct op_wgrad {
+    struct fp8pipe_linear *linear;
+    struct fp8pipe_matrix dy;
+    struct filling *dy_filling; /* instead of dy */
+    struct fp8pipe_matrix x;    /* unquantized */
+    struct filling *x_filling;  /* quantized */
+    struct fp8pipe_matrix dw;
+    float *sums;
+};
+
+struct op {
+    uint8_t kind;
+    uint8_t slots;
+    uint8_t named;
+    uint8_t order;
+    uint8_t ended;
+    uint8_t flags;
+    uint16_t lists_at; /* bytes from the op's start to its lists */
+    void *event;
+    char name[FP8PIPE_NAME_MAX + 1];
+    union {
+        struct op_copy copy;
+        struct op_call call;
+        struct op_host_call host_call;
+        struct op_scaling scaling;
+        struct op_quantize quantize;
+        struct op_read read;
+        struct op_gemm gemm;
+        struct op_forward forward;
+        struct op_dgrad dgrad;
+        struct op_wgrad wgrad;
+    } u;
+};
+
+static inline const fp8pipe_ticket *op_named(const struct op *op)
+{
+    return (const fp8pipe_ticket *)(const void *)((const char *)op + op->lists_at);
+}
+
+static inline const fp8pipe_ticket *op_order(const struct op *op)
+{
+    return op_named(op) + op->named;
+}
+
+static inline struct filling *const *op_ended(const struct op *op)
+{
+    return (struct filling *const *)(const void *)(op_order(op) + op->order);
+}
+
+/* What logs call it: its name, or its kind. */
+const char *op_label(const struct op *op);
+
+#endif

@@ -1,0 +1,563 @@
+#include "pipe.h"
+
+#include <ck_pr.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "options.h"
+#include "thread.h"
+
+/* The table of pipes: which numbers are taken, and where their positions go on. */
+static struct {
+    pthread_mutex_t lock;
+    bool taken[TICKET_PIPES];
+    uint64_t next[TICKET_PIPES];
+    uint32_t last;
+    struct fp8pipe *opened; /* all handles ever made: they are never freed */
+} numbers = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static uint32_t fork_generation; /* written by the child of fork() alone, single-threaded then */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void count_fork(void)
+{
+    fork_generation++;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+static enum fp8pipe_status number_take(uint32_t *number, uint64_t *start)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&numbers.lock);
+    for (uint32_t i = 0; i < TICKET_PIPES; i++) {
+        uint32_t at = (numbers.last + i) % TICKET_PIPES;
+
+        if (!numbers.taken[at]) {
+            numbers.taken[at] = true;
+            numbers.last = at + 1;
+            *number = at;
+            /* Position 0 would make ticket 0 of pipe 0 and lane 0. */
+            *start = numbers.next[at] == 0 ? 1 : numbers.next[at];
+            found = true;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&numbers.lock);
+    return found ? FP8PIPE_OK
+                 : status_fail(FP8PIPE_ENOMEM, "%d pipes are open: no more fit into a ticket",
+                               TICKET_PIPES);
+}
+
+static void number_give_back(uint32_t number, uint64_t next)
+{
+    pthread_mutex_lock(&numbers.lock);
+    numbers.taken[number] = false;
+    numbers.next[number] = next;
+    pthread_mutex_unlock(&numbers.lock);
+}
+
+enum fp8pipe_status pipe_check(const struct fp8pipe *pipe)
+{
+    if (pipe == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "pipe = NULL: it is needed");
+    }
+    if (ck_pr_load_32(&pipe->state) != PIPE_OPEN) {
+        return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", pipe->number);
+    }
+    if (pipe->generation != fork_generation) {
+        return status_fail(FP8PIPE_EFORKED, "pipe %u was opened before fork(): its child can only "
+                           "close it", pipe->number);
+    }
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status pipe_enter(struct fp8pipe *pipe)
+{
+    enum fp8pipe_status status = pipe_check(pipe);
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    ck_pr_inc_32(&pipe->users);
+    ck_pr_fence_memory();
+    status = pipe_check(pipe);
+    if (status != FP8PIPE_OK) {
+        pipe_leave(pipe);
+    }
+    return status;
+}
+
+void pipe_leave(struct fp8pipe *pipe)
+{
+    ck_pr_fence_release();
+    ck_pr_dec_32(&pipe->users);
+    ck_pr_fence_memory();
+    if (ck_pr_load_32(&pipe->state) != PIPE_OPEN) {
+        ec_wake(&pipe->idle);
+    }
+}
+
+enum fp8pipe_status pipe_enter_destroy(struct fp8pipe *pipe, bool *closed)
+{
+    enum fp8pipe_status status = pipe_enter(pipe);
+
+    *closed = false;
+    if (status == FP8PIPE_ECLOSED) {
+        if (ck_pr_load_32(&pipe->state) != PIPE_CLOSED) {
+            return status_fail(FP8PIPE_EBUSY, "pipe %u is closing, or its close timed out",
+                               pipe->number);
+        }
+        *closed = true;
+        status = FP8PIPE_OK;
+    }
+    return status;
+}
+
+void pipe_leave_destroy(struct fp8pipe *pipe, bool closed)
+{
+    if (!closed) {
+        pipe_leave(pipe);
+    }
+}
+
+enum fp8pipe_status pipe_check_inside(bool defers)
+{
+    enum thread_inside inside = thread_inside();
+
+    if (inside == THREAD_FUNCTION || (defers && inside == THREAD_DEFER)) {
+        return status_fail(FP8PIPE_EDEADLK, "called from inside %s",
+                           inside == THREAD_DEFER ? "a defer" : "a function that the library runs");
+    }
+    return FP8PIPE_OK;
+}
+
+void pipe_object_add(struct fp8pipe *pipe, struct object *object)
+{
+    pthread_mutex_lock(&pipe->objects_lock);
+    object->next = pipe->objects;
+    if (object->next != NULL) {
+        object->next->previous = object;
+    }
+    pipe->objects = object;
+    pthread_mutex_unlock(&pipe->objects_lock);
+}
+
+void pipe_object_remove(struct fp8pipe *pipe, struct object *object)
+{
+    pthread_mutex_lock(&pipe->objects_lock);
+    if (object->next != NULL) {
+        object->next->previous = object->previous;
+    }
+    if (object->previous != NULL) {
+        object->previous->next = object->next;
+    } else {
+        pipe->objects = object->next;
+    }
+    pthread_mutex_unlock(&pipe->objects_lock);
+}
+
+bool pipe_object_busy(struct fp8pipe *pipe, const struct object *object)
+{
+    struct backend *backend = pipe->crew->backend;
+    struct backend_scope scope;
+    bool busy = false;
+
+    backend->ops->enter(backend, &scope);
+    for (uint32_t i = 0; i < pipe->lanes && !busy; i++) {
+        if (object->uses[i] != 0 && port_done(&pipe->ports[i]) < object->uses[i]) {
+            event_ring_reap(&pipe->crew->rings[i]);
+            busy = port_done(&pipe->ports[i]) < object->uses[i] &&
+                   fault_status(&pipe->fault) == FP8PIPE_OK;
+        }
+    }
+    backend->ops->leave(backend, &scope);
+    return busy;
+}
+
+void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling)
+{
+    if (filling != NULL && filling_drop(filling)) {
+        completion_bury(&pipe->crew->completion, filling);
+    }
+}
+
+/* ---- Open ---------------------------------------------------------------------------------- */
+
+static void crew_free(struct fp8pipe *pipe)
+{
+    struct crew *crew = pipe->crew;
+    struct backend *backend = crew->backend;
+    struct backend_scope scope;
+
+    backend->ops->enter(backend, &scope);
+    for (uint32_t i = 0; i < pipe->lanes; i++) {
+        struct lane *lane = &crew->lanes[i];
+
+        if (lane->own_amax != NULL) {
+            backend->ops->free(backend, NULL, lane->own_amax, sizeof(*lane->own_amax));
+        }
+        if (lane->stream != NULL) {
+            backend->ops->stream_destroy(backend, lane->stream);
+        }
+        if (crew->rings[i].events != NULL) {
+            event_ring_free(&crew->rings[i]);
+        }
+    }
+    backend->ops->leave(backend, &scope);
+    backend->ops->close(backend);
+    free(crew->rings);
+    free(crew->lanes);
+    free(crew);
+    pipe->crew = NULL;
+}
+
+static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
+                                     const struct fp8pipe_options *options)
+{
+    struct crew *crew = pipe->crew;
+    struct backend *backend = crew->backend;
+    struct lane *lane = &crew->lanes[index];
+    enum fp8pipe_status status;
+
+    lane->crew = crew;
+    lane->index = index;
+    lane->port = &pipe->ports[index];
+    status = event_ring_init(&crew->rings[index], backend, lane->port, &pipe->fault,
+                             options->ring_slots);
+    if (status == FP8PIPE_OK) {
+        status = backend->ops->stream_create(
+            backend, options->streams == NULL ? NULL : options->streams[index], &lane->stream);
+    }
+    if (status == FP8PIPE_OK) {
+        status = backend->ops->alloc(backend, NULL, sizeof(*lane->own_amax),
+                                     (void **)&lane->own_amax);
+    }
+    return status;
+}
+
+static enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *ops,
+                                     const struct fp8pipe_options *options)
+{
+    struct crew *crew = calloc(1, sizeof(*crew));
+    struct backend_options backend_options = {
+        .device = options->device,
+        .allocator = options->allocator,
+        .workspace_bytes = options->workspace_bytes,
+        .notify = completion_notify,
+    };
+    struct backend_scope scope;
+    enum fp8pipe_status status;
+
+    if (crew == NULL) {
+        return status_fail(FP8PIPE_ENOMEM, "a pipe's lanes are not to be had");
+    }
+    crew->lanes = calloc(pipe->lanes, sizeof(*crew->lanes));
+    crew->rings = calloc(pipe->lanes, sizeof(*crew->rings));
+    if (crew->lanes == NULL || crew->rings == NULL) {
+        status = status_fail(FP8PIPE_ENOMEM, "lanes = %u: they are not to be had", pipe->lanes);
+        goto free_crew;
+    }
+    backend_options.notify_arg = &crew->completion;
+    status = ops->open(&backend_options, &crew->backend);
+    if (status != FP8PIPE_OK) {
+        goto free_crew;
+    }
+    crew->pipe = pipe->number;
+    crew->count = pipe->lanes;
+    crew->ports = pipe->ports;
+    crew->fault = &pipe->fault;
+    crew->log = &pipe->log;
+    pipe->crew = crew;
+    crew->backend->ops->enter(crew->backend, &scope);
+    for (uint32_t i = 0; i < pipe->lanes && status == FP8PIPE_OK; i++) {
+        status = lane_open(pipe, i, options);
+    }
+    if (status == FP8PIPE_OK) {
+        status = completion_start(&crew->completion, crew->backend, crew->rings, pipe->lanes,
+                                  pipe->number, &pipe->fault, options->defer_limit);
+    }
+    crew->backend->ops->leave(crew->backend, &scope);
+    if (status != FP8PIPE_OK) {
+        crew_free(pipe);
+    }
+    return status;
+free_crew:
+    free(crew->lanes);
+    free(crew->rings);
+    free(crew);
+    return status;
+}
+
+/* Closes the rings, so that launchers end, and joins those that were started. */
+static bool launchers_stop(struct fp8pipe *pipe, int64_t deadline_ns)
+{
+    for (uint32_t i = 0; i < pipe->lanes; i++) {
+        struct lane *lane = &pipe->crew->lanes[i];
+
+        ring_close(&pipe->ports[i].ring);
+        if (lane->started) {
+            if (!thread_join(lane->thread, deadline_ns)) {
+                return false;
+            }
+            lane->started = false;
+        }
+    }
+    return true;
+}
+
+static enum fp8pipe_status launchers_start(struct fp8pipe *pipe,
+                                           const struct fp8pipe_options *options)
+{
+    for (uint32_t i = 0; i < pipe->lanes && options->mode == FP8PIPE_ASYNC; i++) {
+        enum fp8pipe_status status =
+            lane_start(&pipe->crew->lanes[i], options->affinity == NULL ? -1
+                                                                        : options->affinity[i]);
+
+        if (status != FP8PIPE_OK) {
+            launchers_stop(pipe, EC_FOREVER);
+            completion_stop(&pipe->crew->completion, EC_FOREVER);
+            crew_free(pipe);
+            return status;
+        }
+    }
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status pipe_open_checked(const struct fp8pipe_options *options,
+                                             const struct backend_ops *ops, struct fp8pipe **out)
+{
+    size_t lanes = (size_t)options->lanes;
+    size_t bytes = sizeof(struct fp8pipe) + lanes * sizeof(struct port);
+    enum fp8pipe_status status = FP8PIPE_OK;
+    struct fp8pipe *pipe;
+    uint32_t ports = 0;
+    uint64_t start = 1;
+
+    pipe = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (pipe == NULL) {
+        return status_fail(FP8PIPE_ENOMEM, "a pipe's handle: %zu bytes are not to be had", bytes);
+    }
+    memset(pipe, 0, bytes);
+    status = number_take(&pipe->number, &start);
+    if (status != FP8PIPE_OK) {
+        goto free_pipe;
+    }
+    pthread_once(&fork_once, watch_forks);
+    pipe->generation = fork_generation;
+    pipe->lanes = (uint32_t)lanes;
+    pipe->mode = options->mode;
+    pipe->backend = ops->kind;
+    pipe->native_streams = options->streams != NULL;
+    pthread_mutex_init(&pipe->objects_lock, NULL);
+    ec_init(&pipe->idle);
+    filling_pool_init(&pipe->pool, pipe->lanes);
+    log_init(&pipe->log, options->log_level, options->log, options->log_arg);
+    pipe->log.pipe = pipe->number;
+    fault_init(&pipe->fault, &pipe->log, pipe->ports, pipe->lanes);
+    for (; ports < pipe->lanes; ports++) {
+        status = port_init(&pipe->ports[ports], options->ring_slots, start, options->spin_ns);
+        if (status != FP8PIPE_OK) {
+            goto retire_ports;
+        }
+    }
+    status = crew_make(pipe, ops, options);
+    if (status == FP8PIPE_OK) {
+        status = launchers_start(pipe, options);
+    }
+    if (status != FP8PIPE_OK) {
+        goto retire_ports;
+    }
+    pthread_mutex_lock(&numbers.lock);
+    pipe->opened_before = numbers.opened;
+    numbers.opened = pipe;
+    pthread_mutex_unlock(&numbers.lock);
+    log_line(&pipe->log, FP8PIPE_LOG_INFO, "open on %s, %u lanes", ops->name, pipe->lanes);
+    *out = pipe;
+    return FP8PIPE_OK;
+retire_ports:
+    while (ports > 0) {
+        port_retire(&pipe->ports[--ports]);
+    }
+    number_give_back(pipe->number, start);
+free_pipe:
+    free(pipe);
+    return status;
+}
+
+enum fp8pipe_status pipe_open_on(const struct fp8pipe_options *options,
+                                 const struct backend_ops *ops, struct fp8pipe **pipe)
+{
+    struct fp8pipe_options checked;
+    enum fp8pipe_status status = pipe_check_inside(false);
+
+    if (status == FP8PIPE_OK && pipe == NULL) {
+        status = status_fail(FP8PIPE_EINVAL, "pipe = NULL: it takes the new handle");
+    }
+    if (status == FP8PIPE_OK) {
+        status = options_check(options, &checked);
+    }
+    if (status == FP8PIPE_OK && checked.streams != NULL && ops->kind != FP8PIPE_BACKEND_CUDA) {
+        status = status_fail(FP8PIPE_EINVAL, "streams = %p: the host backend has no streams of the "
+                             "caller's", (const void *)checked.streams);
+    }
+    return status != FP8PIPE_OK ? status : pipe_open_checked(&checked, ops, pipe);
+}
+
+/* AUTO is what the environment names, if anything. */
+static enum fp8pipe_status backend_wanted(enum fp8pipe_backend *backend)
+{
+    const char *name = getenv("FP8PIPE_BACKEND");
+
+    if (*backend != FP8PIPE_BACKEND_AUTO || name == NULL || name[0] == '\0' ||
+        strcmp(name, "auto") == 0) {
+        return FP8PIPE_OK;
+    }
+    if (strcmp(name, "host") == 0) {
+        *backend = FP8PIPE_BACKEND_HOST;
+    } else if (strcmp(name, "cuda") == 0) {
+        *backend = FP8PIPE_BACKEND_CUDA;
+    } else {
+        return status_fail(FP8PIPE_EINVAL, "FP8PIPE_BACKEND = \"%s\" in the environment: it is "
+                           "host, cuda or auto", name);
+    }
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status fp8pipe_open(const struct fp8pipe_options *options, struct fp8pipe **pipe)
+{
+    struct fp8pipe_options checked;
+    enum fp8pipe_status status = pipe_check_inside(false);
+
+    if (status == FP8PIPE_OK) {
+        status = options_check(options, &checked);
+    }
+    if (status == FP8PIPE_OK) {
+        status = backend_wanted(&checked.backend);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (checked.backend == FP8PIPE_BACKEND_HOST) {
+        return pipe_open_on(&checked, &backend_host_ops, pipe);
+    }
+    status = pipe_open_on(&checked, &backend_cuda_ops, pipe);
+    if (status == FP8PIPE_ENODEV && checked.backend == FP8PIPE_BACKEND_AUTO &&
+        checked.streams == NULL) {
+        status = pipe_open_on(&checked, &backend_host_ops, pipe);
+    }
+    return status;
+}
+
+/* ---- Close --------------------------------------------------------------------------------- */
+
+static bool no_users(void *arg)
+{
+    struct fp8pipe *pipe = arg;
+
+    return ck_pr_load_32(&pipe->users) == 0;
+}
+
+/* All that was enqueued has finished, nobody is inside, every thread has ended. */
+static bool wind_down(struct fp8pipe *pipe, int64_t deadline_ns)
+{
+    uint64_t rescues = 0;
+    struct look look;
+    struct timespec deadline = {.tv_sec = deadline_ns / 1000000000,
+                                .tv_nsec = deadline_ns % 1000000000};
+
+    for (uint32_t i = 0; i < pipe->lanes; i++) {
+        uint64_t head = ring_close(&pipe->ports[i].ring);
+
+        /* An INLINE submit that was quicker is issued under this lock. */
+        if (pthread_mutex_clocklock(&pipe->ports[i].inline_mutex, CLOCK_MONOTONIC, &deadline) !=
+            0) {
+            return false;
+        }
+        pthread_mutex_unlock(&pipe->ports[i].inline_mutex);
+        if (head > pipe->ports[i].start &&
+            !pipe_reach(pipe, ticket_make(pipe->number, i, head - 1), FP8PIPE_DONE, deadline_ns,
+                        &look)) {
+            return false;
+        }
+    }
+    return ec_await(&pipe->idle, no_users, pipe, 0, deadline_ns, &rescues) &&
+           completion_stop(&pipe->crew->completion, deadline_ns) &&
+           launchers_stop(pipe, deadline_ns);
+}
+
+static void objects_retire(struct fp8pipe *pipe)
+{
+    static void (*const retire[])(struct object *, struct backend *) = {
+        [OBJECT_SCALING] = scaling_retire,
+        [OBJECT_LINEAR] = linear_retire,
+        [OBJECT_TENSOR] = tensor_retire,
+    };
+    struct backend *backend = pipe->crew->backend;
+    struct backend_scope scope;
+
+    backend->ops->enter(backend, &scope);
+    pthread_mutex_lock(&pipe->objects_lock);
+    for (struct object *object = pipe->objects; object != NULL; object = object->next) {
+        object_lock(object);
+        retire[object->kind](object, backend);
+        object->closed = true;
+        object_unlock(object);
+    }
+    pthread_mutex_unlock(&pipe->objects_lock);
+    backend->ops->leave(backend, &scope);
+}
+
+enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t timeout_ns)
+{
+    int64_t deadline_ns = ec_deadline_ns(timeout_ns);
+    enum fp8pipe_status status = pipe_check_inside(true);
+    uint64_t next = 0;
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (pipe == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "pipe = NULL: it is needed");
+    }
+    if ((flags & ~FP8PIPE_CLOSE_CANCEL) != 0) {
+        return status_fail(FP8PIPE_EINVAL, "flags = %#x: only FP8PIPE_CLOSE_CANCEL is known",
+                           flags);
+    }
+    if (!ck_pr_cas_32(&pipe->state, PIPE_OPEN, PIPE_CLOSING)) {
+        return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", pipe->number);
+    }
+    ck_pr_fence_memory();
+    if (pipe->generation != fork_generation) {
+        ck_pr_store_32(&pipe->state, PIPE_CLOSED);
+        return FP8PIPE_OK;
+    }
+    if ((flags & FP8PIPE_CLOSE_CANCEL) != 0) {
+        ck_pr_store_32(&pipe->crew->cancel, 1);
+    }
+    for (uint32_t i = 0; i < pipe->lanes; i++) {
+        ring_close(&pipe->ports[i].ring);
+    }
+    if (!wind_down(pipe, deadline_ns)) {
+        fault_raise(&pipe->fault, "close timed out and left the pipe's threads behind");
+        ck_pr_store_32(&pipe->state, PIPE_ABANDONED);
+        return status_fail(FP8PIPE_ETIMEDOUT, "timeout_ns = %lld: ops, functions or defers of pipe "
+                           "%u have not finished", (long long)timeout_ns, pipe->number);
+    }
+    objects_retire(pipe);
+    crew_free(pipe);
+    filling_pool_free(&pipe->pool);
+    for (uint32_t i = 0; i < pipe->lanes; i++) {
+        uint64_t head = ring_head(&pipe->ports[i].ring);
+
+        next = head > next ? head : next;
+        port_retire(&pipe->ports[i]);
+    }
+    ck_pr_store_32(&pipe->state, PIPE_CLOSED);
+    number_give_back(pipe->number, next);
+    return FP8PIPE_OK;
+}

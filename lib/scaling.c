@@ -1,0 +1,325 @@
+#include "scaling.h"
+
+#include <assert.h>
+#include <ck_pr.h>
+#include <math.h>
+#include <string.h>
+
+#define SCALING_ALIGN 256
+
+float scaling_numerator(enum fp8pipe_format format, int32_t margin)
+{
+    return ldexpf(format == FP8PIPE_E4M3 ? 448.0f : 57344.0f, -margin);
+}
+
+/* Reserves room for an array behind `*end`; its address, or NULL without a base. */
+static void *place(unsigned char *base, size_t *end, size_t count, size_t size)
+{
+    size_t at = *end;
+
+    *end += (count * size + SCALING_ALIGN - 1) / SCALING_ALIGN * SCALING_ALIGN;
+    return base == NULL ? NULL : base + at;
+}
+
+void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
+                    uint32_t history)
+{
+    size_t end = 0;
+
+    state->data = data;
+    state->scale = place(data, &end, slots, sizeof(float));
+    state->has_scale = place(data, &end, slots, sizeof(int32_t));
+    state->amax = place(data, &end, slots, sizeof(uint32_t));
+    state->cursor = place(data, &end, slots, sizeof(uint32_t));
+    state->nonfinite = place(data, &end, slots, sizeof(int32_t));
+    state->any_nonfinite = place(data, &end, 1, sizeof(int32_t));
+    state->window = place(data, &end, (size_t)slots * (history - 1), sizeof(uint32_t));
+    state->moving_bytes = end;
+    state->numerator = place(data, &end, slots, sizeof(float));
+    state->scratch = place(data, &end, 2, sizeof(uint32_t));
+    state->bytes = end;
+}
+
+/* Takes over what the last shadow copy says, once it has arrived. Under the lock. */
+static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
+{
+    struct event_ring *ring;
+    uint64_t position;
+    bool all = true;
+
+    if (scaling->shadow_ticket == 0) {
+        return;
+    }
+    ring = &issue->rings[ticket_lane(scaling->shadow_ticket)];
+    position = ticket_position(scaling->shadow_ticket);
+    if (ring_tail(&ring->port->ring) <= position) {
+        return;
+    }
+    if (port_done(ring->port) <= position) {
+        event_ring_reap(ring);
+        if (port_done(ring->port) <= position) {
+            return;
+        }
+    }
+    for (uint32_t slot = 0; slot < scaling->slots; slot++) {
+        scaling->seen[slot] = scaling->shadow[slot] != 0;
+        all = all && scaling->seen[slot];
+    }
+    scaling->shadow_ticket = 0;
+    if (all) {
+        ck_pr_store_32(&scaling->all_seen, 1);
+    }
+}
+
+static bool slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
+{
+    bool seen;
+
+    if (ck_pr_load_32(&scaling->all_seen) != 0) {
+        return true;
+    }
+    pthread_mutex_lock(&scaling->lock);
+    if (scaling->seen[slot] == 0) {
+        look_at_shadow(scaling, issue);
+    }
+    seen = scaling->seen[slot] != 0;
+    pthread_mutex_unlock(&scaling->lock);
+    return seen;
+}
+
+enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct kernel_quantize_args *args)
+{
+    const struct scaling_state *state = &scaling->state;
+    struct backend *backend = issue->backend;
+    struct kernel_amax_args amax = {
+        .x = args->x,
+        .skip_if = &state->has_scale[slot],
+        .amax = issue->own_amax,
+    };
+    enum fp8pipe_status status;
+
+    args->format = scaling->formats[slot];
+    args->scale_numerator = scaling_numerator(args->format, scaling->margin);
+    args->scale = &state->scale[slot];
+    args->has_scale = &state->has_scale[slot];
+    args->own_amax = NULL;
+    args->amax = fold ? &state->amax[slot] : NULL;
+    if (slot_seen(scaling, slot, issue)) {
+        return FP8PIPE_OK;
+    }
+    args->own_amax = issue->own_amax;
+    status = backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
+    if (status == FP8PIPE_OK) {
+        status = backend->ops->amax(backend, issue->stream, &amax);
+    }
+    return status;
+}
+
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
+                                   fp8pipe_ticket ticket)
+{
+    const struct scaling_state *state = &scaling->state;
+    struct backend *backend = issue->backend;
+    struct kernel_scale_update_args args = {
+        .slots = scaling->slots,
+        .history = scaling->history,
+        .algorithm = scaling->algorithm,
+        .numerator = state->numerator,
+        .scale = state->scale,
+        .has_scale = state->has_scale,
+        .amax = state->amax,
+        .window = state->window,
+        .cursor = state->cursor,
+        .nonfinite = state->nonfinite,
+        .any_nonfinite = state->any_nonfinite,
+        .scratch = state->scratch,
+    };
+    enum fp8pipe_status status = backend->ops->scale_update(backend, issue->stream, &args);
+
+    if (status != FP8PIPE_OK || ck_pr_load_32(&scaling->all_seen) != 0) {
+        return status;
+    }
+    /* A copy that cannot be made costs a pass over each tensor, not the update. */
+    pthread_mutex_lock(&scaling->lock);
+    look_at_shadow(scaling, issue);
+    if (ck_pr_load_32(&scaling->all_seen) == 0 && scaling->shadow_ticket == 0 &&
+        backend->ops->copy(backend, issue->stream, scaling->shadow, state->has_scale,
+                           scaling->slots * sizeof(int32_t)) == FP8PIPE_OK) {
+        scaling->shadow_ticket = ticket;
+    }
+    pthread_mutex_unlock(&scaling->lock);
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *issue)
+{
+    return issue->backend->ops->fill(issue->backend, issue->stream, scaling->state.amax, 0,
+                                     scaling->slots * sizeof(uint32_t));
+}
+
+enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue)
+{
+    return issue->backend->ops->copy(issue->backend, issue->stream, image, scaling->state.data,
+                                     scaling->state.moving_bytes);
+}
+
+enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
+                                  struct issue *issue)
+{
+    enum fp8pipe_status status =
+        issue->backend->ops->copy(issue->backend, issue->stream, scaling->state.data, image,
+                                  scaling->state.moving_bytes);
+
+    if (status == FP8PIPE_OK) {
+        /* What the host has seen is of the state before. */
+        pthread_mutex_lock(&scaling->lock);
+        ck_pr_store_32(&scaling->all_seen, 0);
+        memset(scaling->seen, 0, scaling->slots);
+        scaling->shadow_ticket = 0;
+        pthread_mutex_unlock(&scaling->lock);
+    }
+    return status;
+}
+
+/* ---- The saved form: a head, then for each slot its scale, flags and history, oldest last ---- */
+
+#define SAVED_MAGIC UINT32_C(0x53385046) /* "FP8S" in little-endian bytes */
+#define SAVED_VERSION 1
+
+struct saved_head {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t slots;
+    uint32_t history;
+    uint64_t bytes;
+    uint64_t checksum; /* FNV-1a, 64 bits, of everything after the head */
+};
+
+struct saved_slot {
+    uint32_t format;
+    float scale;
+    int32_t has_scale;
+    int32_t nonfinite;
+    uint32_t amax; /* history[0], then history - 1 words of window */
+};
+
+static size_t saved_slot_bytes(const struct fp8pipe_scaling *scaling)
+{
+    return sizeof(struct saved_slot) + (scaling->history - 1) * sizeof(uint32_t);
+}
+
+size_t scaling_saved_bytes(const struct fp8pipe_scaling *scaling)
+{
+    return sizeof(struct saved_head) + scaling->slots * saved_slot_bytes(scaling);
+}
+
+static uint64_t checksum(const unsigned char *data, size_t bytes)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ data[i]) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image, void *buffer)
+{
+    size_t bytes = scaling_saved_bytes(scaling);
+    uint32_t entries = scaling->history - 1;
+    struct saved_head head = {SAVED_MAGIC, SAVED_VERSION, scaling->slots, scaling->history, bytes,
+                              0};
+    unsigned char *out = (unsigned char *)buffer + sizeof(head);
+    struct scaling_state state;
+
+    scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling->slots, scaling->history);
+    for (uint32_t slot = 0; slot < scaling->slots; slot++) {
+        const uint32_t *window = state.window + (size_t)slot * entries;
+        struct saved_slot saved = {(uint32_t)scaling->formats[slot], state.scale[slot],
+                                   state.has_scale[slot], state.nonfinite[slot], state.amax[slot]};
+
+        memcpy(out, &saved, sizeof(saved));
+        out += sizeof(saved);
+        /* The newest entry stands before the cursor. */
+        for (uint32_t i = 1; i <= entries; i++) {
+            memcpy(out, &window[(state.cursor[slot] + entries - i) % entries], sizeof(*window));
+            out += sizeof(*window);
+        }
+    }
+    head.checksum = checksum((unsigned char *)buffer + sizeof(head), bytes - sizeof(head));
+    memcpy(buffer, &head, sizeof(head));
+}
+
+static enum fp8pipe_status check_head(const struct fp8pipe_scaling *scaling, const void *buffer,
+                                      size_t bytes)
+{
+    size_t want = scaling_saved_bytes(scaling);
+    struct saved_head head;
+
+    if (bytes != want) {
+        return status_fail(FP8PIPE_ESTATE, "bytes = %zu: the state of this scaling has %zu", bytes,
+                           want);
+    }
+    memcpy(&head, buffer, sizeof(head));
+    if (head.magic != SAVED_MAGIC || head.version != SAVED_VERSION) {
+        return status_fail(FP8PIPE_ESTATE,
+                           "magic = %#x, version = %u: a state starts with %#x, version %u",
+                           head.magic, head.version, SAVED_MAGIC, SAVED_VERSION);
+    }
+    if (head.slots != scaling->slots || head.history != scaling->history || head.bytes != want) {
+        return status_fail(FP8PIPE_ESTATE,
+                           "slots = %u, history = %u, bytes = %llu: the scaling has %u, %u, %zu",
+                           head.slots, head.history, (unsigned long long)head.bytes,
+                           scaling->slots, scaling->history, want);
+    }
+    if (head.checksum !=
+        checksum((const unsigned char *)buffer + sizeof(head), bytes - sizeof(head))) {
+        return status_fail(FP8PIPE_ESTATE, "checksum = %llx: it does not fit the state, which is "
+                           "damaged", (unsigned long long)head.checksum);
+    }
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, const void *buffer,
+                                       size_t bytes, void *image)
+{
+    const unsigned char *in = (const unsigned char *)buffer + sizeof(struct saved_head);
+    enum fp8pipe_status status = check_head(scaling, buffer, bytes);
+    uint32_t entries = scaling->history - 1;
+    struct scaling_state state;
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    scaling_layout(&state, image, scaling->slots, scaling->history);
+    memset(image, 0, state.moving_bytes);
+    for (uint32_t slot = 0; slot < scaling->slots; slot++) {
+        uint32_t *window = state.window + (size_t)slot * entries;
+        struct saved_slot saved;
+
+        memcpy(&saved, in, sizeof(saved));
+        in += sizeof(saved);
+        if (saved.format != (uint32_t)scaling->formats[slot]) {
+            return status_fail(FP8PIPE_ESTATE, "slot %u: format = %u: the scaling's slot has %u",
+                               slot, saved.format, (unsigned)scaling->formats[slot]);
+        }
+        if (!(saved.scale >= 0.0f && isfinite(saved.scale)) || (saved.has_scale & ~1) != 0 ||
+            (saved.nonfinite & ~1) != 0) {
+            return status_fail(FP8PIPE_ESTATE, "slot %u: scale = %g, has_scale = %d, nonfinite = "
+                               "%d: a scale is finite and >= 0, a flag 0 or 1", slot,
+                               (double)saved.scale, saved.has_scale, saved.nonfinite);
+        }
+        state.scale[slot] = saved.scale;
+        state.has_scale[slot] = saved.has_scale;
+        state.nonfinite[slot] = saved.nonfinite;
+        *state.any_nonfinite |= saved.nonfinite;
+        state.amax[slot] = saved.amax;
+        /* Cursor 0: the oldest entry first. */
+        for (uint32_t i = 1; i <= entries; i++) {
+            memcpy(&window[entries - i], in, sizeof(*window));
+            in += sizeof(*window);
+        }
+    }
+    return FP8PIPE_OK;
+}

@@ -1,0 +1,88 @@
+/*
+ * Recipes, amax history, scale update, save and restore.
+ *
+ * The device state of all slots is one block of arrays (struct scaling_state), initialised at
+ * create and freed with the scaling or its pipe. On the device it is read and written in the stream
+ * order that submits build: a writer (update, skip, save, load) after every user before it, a user
+ * after the last writer.
+ *
+ *   writer, users   the last writer's ticket and each lane's last user since: under the word, at
+ *                   submit.
+ *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's own
+ *                   amax is launched: under `lock`, by launchers.
+ */
+#ifndef LIB_SCALING_H
+#define LIB_SCALING_H
+
+#include <pthread.h>
+
+#include "issue.h"
+#include "object.h"
+
+/* Device arrays, all in one block at `data`. */
+struct scaling_state {
+    unsigned char *data;
+    size_t bytes;
+    size_t moving_bytes; /* what saves and loads move: all but numerator and scratch, in front */
+    float *scale;
+    int32_t *has_scale;
+    uint32_t *amax;
+    uint32_t *window;
+    uint32_t *cursor;
+    int32_t *nonfinite;
+    int32_t *any_nonfinite;
+    float *numerator;
+    uint32_t *scratch;
+};
+
+struct fp8pipe_scaling {
+    struct object object;
+    uint32_t slots;
+    uint32_t history;
+    enum fp8pipe_recipe recipe;
+    enum fp8pipe_amax algorithm;
+    int32_t margin;
+    enum fp8pipe_format *formats; /* [slots] */
+    struct scaling_state state;
+    uint32_t linears; /* that name it: under the word */
+    fp8pipe_ticket writer;
+    fp8pipe_ticket *users; /* [lanes] */
+
+    pthread_mutex_t lock;
+    uint32_t all_seen; /* atomic: every slot is seen */
+    uint8_t *seen;     /* [slots] */
+    int32_t *shadow;   /* pinned copy of has_scale, written in stream order */
+    fp8pipe_ticket shadow_ticket; /* the op that copies it, 0: none since the last look */
+
+    pthread_mutex_t image_lock; /* one save or load at a time */
+    uint64_t lane_uses[];
+};
+
+/* The largest finite value of a format, times 2^-margin: what a scale is of amax. */
+float scaling_numerator(enum fp8pipe_format format, int32_t margin);
+
+/* Lays the arrays out in memory at `data` (NULL: only sizes). */
+void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
+                    uint32_t history);
+
+/* How one quantize of a slot finds its scale: fills scale, has_scale, own amax (launching the pass
+ * over x where it may be needed), numerator and, if `fold`, amax. */
+enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct kernel_quantize_args *args);
+
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
+                                   fp8pipe_ticket ticket);
+enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *issue);
+/* Copies the device state to or from a pinned image of moving_bytes. */
+enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
+enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
+                                  struct issue *issue);
+
+/* The saved form of a state, independent of the ring's cursor: size, writing from an image, and
+ * reading into one (ESTATE; the image is then undefined). */
+size_t scaling_saved_bytes(const struct fp8pipe_scaling *scaling);
+void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image, void *buffer);
+enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, const void *buffer,
+                                       size_t bytes, void *image);
+
+#endif

@@ -1,0 +1,58 @@
+#include "status.h"
+
+#include <stdio.h>
+
+static _Thread_local char sentence[STATUS_SENTENCE_BYTES];
+
+enum fp8pipe_status status_fail(enum fp8pipe_status status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(sentence, sizeof(sentence), format, args);
+    va_end(args);
+    return status;
+}
+
+const char *status_sentence(void)
+{
+    return sentence;
+}
+
+const char *fp8pipe_last_error(void)
+{
+    return sentence;
+}
+
+const char *fp8pipe_strerror(enum fp8pipe_status status)
+{
+    switch (status) {
+#define STATUS_CASE(name, code, sentence)                                                          \
+    case FP8PIPE_##name:                                                                           \
+        return sentence;
+        FP8PIPE_STATUS_TABLE(STATUS_CASE)
+#undef STATUS_CASE
+    }
+    return "unknown status";
+}
+
+const char *fp8pipe_status_name(enum fp8pipe_status status)
+{
+    switch (status) {
+#define STATUS_CASE(name, code, sentence)                                                          \
+    case FP8PIPE_##name:                                                                           \
+        return "FP8PIPE_" #name;
+        FP8PIPE_STATUS_TABLE(STATUS_CASE)
+#undef STATUS_CASE
+    }
+    return "FP8PIPE_UNKNOWN";
+}
+
+#define STATUS_STRING(x) #x
+#define STATUS_VERSION(major, minor, patch)                                                        \
+    STATUS_STRING(major) "." STATUS_STRING(minor) "." STATUS_STRING(patch)
+
+const char *fp8pipe_version(void)
+{
+    return STATUS_VERSION(FP8PIPE_VERSION_MAJOR, FP8PIPE_VERSION_MINOR, FP8PIPE_VERSION_PATCH);
+}

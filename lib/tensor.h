@@ -1,0 +1,123 @@
+/*
+ * Quantized tensors and their stream-ordered memory.
+ *
+ * A filling is what one op writes into a tensor: FP8 bytes row-wise and/or transposed, with the
+ * inverse scale captured when they were written. Tensors (and a linear, of its weight) hold fillings;
+ * ops use them. Once nothing holds a filling its memory is given back after the last op of each lane
+ * that uses it: by the op that let go of it, or by the completion thread.
+ *
+ *   holders         any thread, atomically. Submits only: launchers never write what submits read.
+ *   last            for each lane, position + 1 of the last op that uses it: raised by submits that
+ *                   know of a holder, read by whoever gives the memory back, after the last hold.
+ *   rows .. layout  written by the submitter that starts the filling, before it publishes.
+ *   device pointers written by the launcher of the op that fills it, before the op's issued mark;
+ *                   read by launchers that have seen that mark.
+ *   ready           written likewise: the op succeeded, so that later readers need not ask its
+ *                   lane's failure records. Read at submit.
+ *
+ * Fillings are recycled through a pool in the pipe, so that submits do not allocate.
+ */
+#ifndef LIB_TENSOR_H
+#define LIB_TENSOR_H
+
+#include <ck_spinlock.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "issue.h"
+#include "object.h"
+
+struct version;
+
+struct filling {
+    uint32_t ready;
+    struct filling_pool *pool;
+    /* Instead of the return to the pool, for a filling that is part of something larger. */
+    void (*ended)(struct filling *filling, struct backend *backend);
+    void *owner;
+    struct filling *next;    /* in the pool, or in a list of the dead */
+    fp8pipe_ticket filled_by;
+    int64_t rows;
+    int64_t cols;
+    enum fp8pipe_format format;
+    bool rowwise;
+    bool transposed;
+    int64_t row_stride;
+    int64_t transposed_stride;
+    uint8_t *row;
+    uint8_t *transposed_data;
+    float *scale_inv;
+    struct {
+        void *data;
+        size_t bytes;
+    } block[2]; /* the memory; the second for a transposed copy made later */
+    uint32_t holders __attribute__((aligned(64)));
+    uint64_t last[];
+};
+
+struct filling_pool {
+    ck_spinlock_fas_t word;
+    struct filling *free;
+    uint32_t lanes;
+};
+
+struct fp8pipe_tensor {
+    struct object object;
+    struct filling *filling;     /* or NULL: empty, or it keeps a version only */
+    struct version *version;     /* kept by a forward, or NULL */
+    struct filling *weight;      /* the version's */
+    struct fp8pipe_linear *kept_by; /* whose forward filled it */
+    uint32_t *kept_count;        /* of that linear: how many tensors keep a version of it */
+    fp8pipe_ticket kept_ticket;  /* the forward */
+    uint64_t lane_uses[];
+};
+
+/* The pool. get returns a filling with one holder and no memory, or NULL. */
+void filling_pool_init(struct filling_pool *pool, uint32_t lanes);
+void filling_pool_free(struct filling_pool *pool);
+struct filling *filling_get(struct filling_pool *pool);
+/* Undoes a get that came to nothing. */
+void filling_put(struct filling *filling);
+
+static inline int64_t fp8_round_up(int64_t n)
+{
+    return (n + KERNEL_FP8_PAD - 1) / KERNEL_FP8_PAD * KERNEL_FP8_PAD;
+}
+
+/* Sets shape, format and padded strides. */
+void filling_shape(struct filling *filling, int64_t rows, int64_t cols, enum fp8pipe_format format,
+                   bool rowwise, bool transposed);
+
+void filling_hold(struct filling *filling);
+
+/* Lets go of a hold; true if it was the last: the caller must then see to filling_release. */
+bool filling_drop(struct filling *filling);
+
+/* The op at a lane's position uses the filling. By its submitter. */
+void filling_use(struct filling *filling, uint32_t lane, uint64_t position);
+
+/* How far the uses of a filling without holders are, apart from those of one lane (or
+ * ISSUE_NO_LANE). */
+enum filling_uses { FILLING_QUEUED, FILLING_ISSUED, FILLING_DONE };
+enum filling_uses filling_uses(const struct filling *filling, const struct event_ring *rings,
+                               uint32_t lanes, uint32_t except);
+
+/*
+ * Gives the memory of a filling without holders back, in the order of the issue's stream and after
+ * the uses on other lanes, which must be issued; returns the filling to its pool, or calls its
+ * `ended`.
+ */
+void filling_release(struct filling *filling, struct issue *issue);
+
+/* The tensor holds nothing any more; what it held goes to the caller, with its holds. Under its
+ * word. NULL: it did not hold one. */
+void tensor_empty(struct fp8pipe_tensor *tensor, struct filling **filling,
+                  struct filling **version);
+
+/* Allocates memory for what rowwise and transposed say, inverse scale included. */
+enum fp8pipe_status filling_alloc(struct filling *filling, struct issue *issue);
+
+/* Adds a transposed copy to a filling with row-wise bytes. */
+enum fp8pipe_status filling_add_transposed(struct filling *filling, struct issue *issue);
+
+#endif

@@ -1,0 +1,445 @@
+/* Guards against bad input to ops on matrices, quantized tensors and linears. */
+#include "badinput.h"
+
+#include <stdlib.h>
+
+#define M 4
+#define N 8
+#define K 16
+
+static struct fp8pipe *pipe, *other;
+static fp8pipe_ticket ticket = TICKET_UNSET;
+static struct fp8pipe_scaling *scaling, *other_scaling; /* slots: X, W, DY, X, W, DY */
+static struct fp8pipe_linear *linear, *second, *plain;
+static struct fp8pipe_tensor *x_row, *x_turned, *dy_row; /* filled; x_turned transposed only */
+static struct fp8pipe_tensor *empty, *for_dgrad, *for_all, *of_second, *of_other;
+static struct test_matrix x, w, y, dy, dx, dw, sums;
+
+#define BOTH (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)
+
+/* Every rule of a matrix, on the field `f` of an op; the sentence names it as `name`. */
+#define MATRIX_RULES(good, f, name)                                                                \
+    do {                                                                                           \
+        SPOILED(good, op.f.rows = -1, SUBMIT, name ".rows", "-1");                                 \
+        SPOILED(good, op.f.cols = -3, SUBMIT, "cols", "-3");                                       \
+        SPOILED(good, op.f.stride = op.f.cols - 1, SUBMIT, name ".stride", "");                    \
+        SPOILED(good, op.f.dtype = (enum fp8pipe_dtype)7, SUBMIT, name ".dtype", "7");             \
+        SPOILED(good, op.f.data = NULL, SUBMIT, name ".data", "NULL");                             \
+        SPOILED(good, op.f.data = (char *)op.f.data + 1, SUBMIT, name ".data", "");                \
+        SPOILED(good, (op.f.rows = INT64_MAX / 2, op.f.stride = INT64_MAX / 2), SUBMIT, name, ""); \
+        SPOILED(good, (op.f.rows = INT64_C(1) << 33, op.f.stride = INT64_C(1) << 31), SUBMIT,      \
+                name, "");                                                                         \
+        SPOILED(good, op.f.reserved = 1, SUBMIT, name ".reserved", "1");                           \
+    } while (0)
+
+/* Every rule of a vector of N entries. */
+#define VECTOR_RULES(good, f, name)                                                                \
+    do {                                                                                           \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.count++), SUBMIT, name ".count", "");       \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.count = -1), SUBMIT, name ".count", "-1");  \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.dtype = (enum fp8pipe_dtype)4), SUBMIT,     \
+                name ".dtype", "4");                                                               \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.data = NULL), SUBMIT, name ".data",         \
+                "NULL");                                                                           \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.data = (char *)op.f.data + 2), SUBMIT,      \
+                name ".data", "");                                                                 \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.reserved = 2), SUBMIT, name ".reserved",    \
+                "2");                                                                              \
+    } while (0)
+
+/* And of one that is written, which has to be FP32. */
+#define SUMS_RULES(good, f, name)                                                                  \
+    do {                                                                                           \
+        VECTOR_RULES(good, f, name);                                                               \
+        SPOILED(good, (op.f = test_vector(&sums), op.f.dtype = FP8PIPE_BF16), SUBMIT,              \
+                name ".dtype", "");                                                                \
+    } while (0)
+
+static void quantize_part(void)
+{
+    struct fp8pipe_quantize_op good = FP8PIPE_QUANTIZE_OP_INIT, op;
+    const struct fp8pipe_quantize_op *op_pointer = &op;
+
+#define SUBMIT fp8pipe_tensor_quantize(empty, op_pointer, &ticket)
+    good.submit = ON(0); /* as all that is accepted here: they share their outputs */
+    good.x = dy.view;    /* N columns, as the vector of sums */
+    good.scaling = scaling;
+    MATRIX_RULES(good, x, "x");
+    SUMS_RULES(good, column_sums, "column_sums");
+    SPOILED(good, op.scaling = NULL, SUBMIT, "scaling", "NULL");
+    SPOILED(good, op.scaling = other_scaling, SUBMIT, "scaling", "");
+    SPOILED(good, op.slot = 6, SUBMIT, "slot", "6");
+    SPOILED(good, op.copies = 0, SUBMIT, "copies", "0");
+    SPOILED(good, op.copies = 4, SUBMIT, "copies", "4");
+    SPOILED(good, op.column_sums_accumulate = 2, SUBMIT, "column_sums_accumulate", "2");
+    SPOILED(good, op.reserved = 3, SUBMIT, "reserved", "3");
+    SPOILED(good, op.submit.after_count = 10, SUBMIT, "after_count", "10");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_quantize(NULL, &good, &ticket), "tensor", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_quantize(empty, NULL, &ticket), "op", "NULL");
+    {
+        struct fp8pipe_tensor_info info = FP8PIPE_TENSOR_INFO_INIT;
+
+        must(fp8pipe_tensor_info_get(empty, &info));
+        ok(!info.filled, "no refused quantize has filled its tensor");
+        REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_info_get(NULL, &info), "tensor", "NULL");
+        REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_info_get(empty, NULL), "info", "NULL");
+        info.size = 0;
+        REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_info_get(empty, &info), "size", "0");
+    }
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_create(NULL, &empty), "pipe", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_create(pipe, NULL), "tensor", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_clear(NULL), "tensor", "NULL");
+    SIZES(fp8pipe_quantize_op, good, SUBMIT, column_sums_accumulate);
+    must(fp8pipe_tensor_clear(empty));
+}
+
+static void read_part(void)
+{
+    struct fp8pipe_read_op good = FP8PIPE_READ_OP_INIT, op;
+    const struct fp8pipe_read_op *op_pointer = &op;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_tensor_read(x_row, op_pointer, &ticket)
+    SPOILED(good, op.transposed = dw.view.data, SUBMIT, "transposed", "");
+    SPOILED(good, op.submit.lane = 9, SUBMIT, "lane", "9");
+    op = good;
+    op.rowwise = dw.view.data;
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_read(x_turned, &op, &ticket), "rowwise", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_read(empty, &good, &ticket), "tensor", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_read(NULL, &good, &ticket), "tensor", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_tensor_read(x_row, NULL, &ticket), "op", "NULL");
+    op = good;
+    IS_ACCEPTED(SUBMIT);
+}
+
+static void gemm_part(void)
+{
+    struct fp8pipe_gemm_op good = FP8PIPE_GEMM_OP_INIT, quantized = FP8PIPE_GEMM_OP_INIT, op;
+    const struct fp8pipe_gemm_op *op_pointer = &op;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_gemm(pipe, op_pointer, &ticket)
+    good.submit = quantized.submit = ON(0);
+    good.a = x.view;
+    good.b = w.view;
+    good.d = y.view;
+    MATRIX_RULES(good, a, "a");
+    MATRIX_RULES(good, b, "b");
+    MATRIX_RULES(good, d, "d");
+    VECTOR_RULES(good, bias, "bias");
+    SPOILED(good, op.a.cols--, SUBMIT, "", "");
+    SPOILED(good, op.d.rows--, SUBMIT, "rows", "3");
+    SPOILED(good, op.d.cols--, SUBMIT, "", "7");
+    SPOILED(good, op.b.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");
+    SPOILED(good, op.d.data = op.a.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.d.data = (float *)op.b.data + (N - 1) * K, SUBMIT, "overlap", "");
+    SPOILED(good, op.a_tensor = x_row, SUBMIT, "_tensor", "");
+    SPOILED(good, op.b_tensor = x_row, SUBMIT, "_tensor", "");
+    SPOILED(good, op.a = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "a", "");
+    SPOILED(good, op.a_transposed = 2, SUBMIT, "a_transposed", "2");
+    SPOILED(good, op.b_transposed = -1, SUBMIT, "b_transposed", "-1");
+    SPOILED(good, op.a_transposed = 1, SUBMIT, "", "");
+    SPOILED(good, op.accumulate = 2, SUBMIT, "accumulate", "2");
+    SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)7, SUBMIT, "accumulation", "7");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_gemm(NULL, &good, &ticket), "pipe", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_gemm(pipe, NULL, &ticket), "op", "NULL");
+
+    quantized.a_tensor = x_row;
+    quantized.b_tensor = x_row;
+    quantized.d = y.view;
+    quantized.d.cols = M;
+    SPOILED(quantized, op.b_tensor = NULL, SUBMIT, "b", "");
+    SPOILED(quantized, (op.b_tensor = NULL, op.b = x.view), SUBMIT, "tensor", "");
+    SPOILED(quantized, (op.a_tensor = op.b_tensor = dy_row), SUBMIT, "E5M2", "");
+    SPOILED(quantized, op.a_tensor = empty, SUBMIT, "a_tensor", "");
+    SPOILED(quantized, op.a_tensor = of_other, SUBMIT, "a_tensor", "");
+    SPOILED(quantized, op.a_tensor = x_turned, SUBMIT, "a_tensor", "");
+    SPOILED(quantized, op.a_transposed = 1, SUBMIT, "a_", "");
+    SPOILED(quantized, op.d.rows = 3, SUBMIT, "", "3");
+    SIZES(fp8pipe_gemm_op, good, SUBMIT, accumulation);
+}
+
+static void linear_part(void)
+{
+    struct fp8pipe_linear_options good = FP8PIPE_LINEAR_OPTIONS_INIT, op;
+    const struct fp8pipe_linear_options *op_pointer = &op;
+    struct fp8pipe_linear *const untouched = (struct fp8pipe_linear *)&good;
+    struct fp8pipe_linear *made = untouched;
+    struct fp8pipe_matrix weight;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_create(pipe, op_pointer, &made)
+    good.in_features = K;
+    good.out_features = N;
+    good.weight = w.view;
+    good.scaling = scaling;
+    MATRIX_RULES(good, weight, "weight");
+    SPOILED(good, op.in_features = -1, SUBMIT, "in_features", "-1");
+    SPOILED(good, op.out_features = -2, SUBMIT, "out_features", "-2");
+    SPOILED(good, op.in_features = K + 1, SUBMIT, "weight.cols", "16");
+    SPOILED(good, op.out_features = N + 1, SUBMIT, "weight.rows", "8");
+    SPOILED(good, (op.bias = test_vector(&sums), op.bias.count--), SUBMIT, "bias.count", "7");
+    SPOILED(good, (op.bias = test_vector(&sums), op.bias.data = NULL), SUBMIT, "bias.data", "");
+    SPOILED(good, op.scaling = other_scaling, SUBMIT, "scaling", "");
+    SPOILED(good, op.slot_x = 6, SUBMIT, "slot_x", "6");
+    SPOILED(good, op.slot_w = 7, SUBMIT, "slot_w", "7");
+    SPOILED(good, op.slot_dy = 8, SUBMIT, "slot_dy", "8");
+    SPOILED(good, op.slot_x = 2, SUBMIT, "slot_x", "2");
+    SPOILED(good, op.slot_w = 5, SUBMIT, "slot_w", "5");
+    SPOILED(good, op.slot_dy = 0, SUBMIT, "slot_dy", "0");
+    SPOILED(good, op.reserved = 4, SUBMIT, "reserved", "4");
+    SPOILED(good, op.size = 0, SUBMIT, "size", "0");
+    SPOILED(good, op.size = 4, SUBMIT, "size", "4");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_create(NULL, &good, &made), "pipe", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_create(pipe, NULL, &made), "options", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_create(pipe, &good, NULL), "linear", "NULL");
+    ok(made == untouched, "no refused create has set its output");
+
+#define CHANGED(change, field, value)                                                              \
+    do {                                                                                           \
+        weight = w.view;                                                                           \
+        change;                                                                                    \
+        REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_weight_changed(linear, &weight, 0), field, value);  \
+    } while (0)
+    CHANGED(weight.rows--, "weight.rows", "7");
+    CHANGED(weight.cols--, "weight.cols", "15");
+    CHANGED(weight.stride--, "weight.stride", "15");
+    CHANGED(weight.dtype = FP8PIPE_BF16, "weight.dtype", "");
+    CHANGED(weight.data = NULL, "weight.data", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_weight_changed(linear, NULL, ~(fp8pipe_ticket)0),
+            "written", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_weight_changed(NULL, NULL, 0), "linear", "NULL");
+}
+
+static void forward_part(void)
+{
+    struct fp8pipe_forward_op good = FP8PIPE_FORWARD_OP_INIT, shared, op;
+    const struct fp8pipe_forward_op *op_pointer = &op;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_forward(linear, op_pointer, &ticket)
+    good.submit = ON(0);
+    good.x = x.view;
+    good.y = y.view;
+    MATRIX_RULES(good, x, "x");
+    MATRIX_RULES(good, y, "y");
+    SPOILED(good, op.x.cols--, SUBMIT, "x.cols", "15");
+    SPOILED(good, op.y.cols--, SUBMIT, "y.cols", "7");
+    SPOILED(good, op.y.rows--, SUBMIT, "rows", "3");
+    SPOILED(good, op.y.data = op.x.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.y.data = (float *)op.x.data + M * K - 1, SUBMIT, "overlap", "");
+    SPOILED(good, op.x_tensor = x_row, SUBMIT, "x_tensor", "");
+    SPOILED(good, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "x", "");
+    SPOILED(good, op.keep = FP8PIPE_KEEP_DGRAD, SUBMIT, "saved", "");
+    SPOILED(good, (op.keep = (enum fp8pipe_keep)5, op.saved = empty), SUBMIT, "keep", "5");
+    SPOILED(good, (op.keep = FP8PIPE_KEEP_ALL, op.saved = of_other), SUBMIT, "saved", "");
+    SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)9, SUBMIT, "accumulation", "9");
+    shared = good;
+    shared.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE;
+    shared.x_tensor = x_row;
+    SPOILED(shared, op.x_tensor = empty, SUBMIT, "x_tensor", "");
+    SPOILED(shared, op.x_tensor = x_turned, SUBMIT, "x_tensor", "");
+    SPOILED(shared, op.x_tensor = dy_row, SUBMIT, "x_tensor", "");
+    SPOILED(shared, op.x_tensor = of_other, SUBMIT, "x_tensor", "");
+    SPOILED(shared, (op.keep = FP8PIPE_KEEP_ALL, op.saved = empty), SUBMIT, "x_tensor", "");
+    SPOILED(shared, (op.keep = FP8PIPE_KEEP_ALL, op.saved = x_row), SUBMIT, "saved", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_forward(NULL, &good, &ticket), "linear", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_forward(linear, NULL, &ticket), "op", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_forward(plain, &shared, &ticket), "x_tensor", "");
+    op = good;
+    op.x.dtype = FP8PIPE_BF16;
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_forward(plain, &op, &ticket), "x.dtype", "");
+    SIZES(fp8pipe_forward_op, good, SUBMIT, keep);
+}
+
+static void dgrad_part(void)
+{
+    struct fp8pipe_dgrad_op good = FP8PIPE_DGRAD_OP_INIT, shared, op;
+    const struct fp8pipe_dgrad_op *op_pointer = &op;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_dgrad(linear, op_pointer, &ticket)
+    good.submit = ON(0);
+    good.dy = dy.view;
+    good.dx = dx.view;
+    good.saved = for_dgrad;
+    MATRIX_RULES(good, dy, "dy");
+    MATRIX_RULES(good, dx, "dx");
+    SUMS_RULES(good, bias_grad, "bias_grad");
+    SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
+    SPOILED(good, op.dx.cols--, SUBMIT, "dx.cols", "15");
+    SPOILED(good, op.dx.rows--, SUBMIT, "rows", "3");
+    SPOILED(good, op.dx.data = op.dy.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.saved = empty, SUBMIT, "saved", "");
+    SPOILED(good, op.saved = x_row, SUBMIT, "saved", "");
+    SPOILED(good, op.saved = of_second, SUBMIT, "saved", "");
+    SPOILED(good, op.saved = of_other, SUBMIT, "saved", "");
+    SPOILED(good, op.dy_saved = of_other, SUBMIT, "dy_saved", "");
+    SPOILED(good, op.dy_saved = for_dgrad, SUBMIT, "dy_saved", "");
+    SPOILED(good, op.dy_tensor = dy_row, SUBMIT, "dy_tensor", "");
+    SPOILED(good, op.dy = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "dy", "");
+    SPOILED(good, op.bias_grad_accumulate = 3, SUBMIT, "bias_grad_accumulate", "3");
+    SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)9, SUBMIT, "accumulation", "9");
+    shared = good;
+    shared.dy = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE;
+    shared.dy_tensor = dy_row;
+    SPOILED(shared, op.dy_tensor = empty, SUBMIT, "dy_tensor", "");
+    SPOILED(shared, op.dy_tensor = x_row, SUBMIT, "dy_tensor", "");
+    SPOILED(shared, op.dy_saved = empty, SUBMIT, "dy_saved", "");
+    SPOILED(shared, op.bias_grad = test_vector(&sums), SUBMIT, "bias_grad", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_dgrad(NULL, &good, &ticket), "linear", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_dgrad(linear, NULL, &ticket), "op", "NULL");
+    SIZES(fp8pipe_dgrad_op, good, SUBMIT, bias_grad_accumulate);
+}
+
+static void wgrad_part(void)
+{
+    struct fp8pipe_wgrad_op good = FP8PIPE_WGRAD_OP_INIT, unquantized, op;
+    const struct fp8pipe_wgrad_op *op_pointer = &op;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_wgrad(linear, op_pointer, &ticket)
+    good.submit = ON(0);
+    good.dy = dy.view;
+    good.dw = dw.view;
+    good.saved = for_all;
+    MATRIX_RULES(good, dy, "dy");
+    MATRIX_RULES(good, dw, "dw");
+    SUMS_RULES(good, bias_grad, "bias_grad");
+    SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
+    SPOILED(good, op.dy.rows--, SUBMIT, "", "3");
+    SPOILED(good, op.dw.cols--, SUBMIT, "dw.cols", "15");
+    SPOILED(good, op.dw.rows--, SUBMIT, "dw.rows", "7");
+    SPOILED(good, op.dw.data = op.dy.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.saved = NULL, SUBMIT, "saved", "NULL");
+    SPOILED(good, op.saved = empty, SUBMIT, "saved", "");
+    SPOILED(good, op.saved = for_dgrad, SUBMIT, "saved", "");
+    SPOILED(good, op.saved = of_other, SUBMIT, "saved", "");
+    SPOILED(good, op.x = x.view, SUBMIT, "x", "");
+    SPOILED(good, op.dy_tensor = dy_row, SUBMIT, "dy_tensor", "");
+    SPOILED(good, op.dy = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "dy", "");
+    SPOILED(good, op.accumulate = 2, SUBMIT, "accumulate", "2");
+    SPOILED(good, op.bias_grad_accumulate = 3, SUBMIT, "bias_grad_accumulate", "3");
+    SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)9, SUBMIT, "accumulation", "9");
+    SPOILED(good, op.reserved = 5, SUBMIT, "reserved", "5");
+    op = good;
+    op.dy = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE;
+    op.dy_tensor = dy_row; /* lacks the transposed copy */
+    REFUSED(FP8PIPE_EINVAL, SUBMIT, "dy_tensor", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_wgrad(NULL, &good, &ticket), "linear", "NULL");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_linear_wgrad(linear, NULL, &ticket), "op", "NULL");
+    SIZES(fp8pipe_wgrad_op, good, SUBMIT, reserved);
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_wgrad(plain, op_pointer, &ticket)
+    unquantized = good;
+    unquantized.saved = NULL;
+    unquantized.x = x.view;
+    MATRIX_RULES(unquantized, x, "x");
+    SPOILED(unquantized, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "x", "");
+    SPOILED(unquantized, op.x.rows--, SUBMIT, "rows", "3");
+    SPOILED(unquantized, op.x.cols--, SUBMIT, "x.cols", "15");
+    SPOILED(unquantized, op.dw.data = op.x.data, SUBMIT, "overlap", "");
+    SPOILED(unquantized, op.dy.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");
+}
+
+/* ---- Set-up ------------------------------------------------------------------------------- */
+
+static void keep(struct fp8pipe_linear *of, struct fp8pipe_tensor *saved, enum fp8pipe_keep what)
+{
+    struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
+
+    op.submit = ON(0);
+    op.x = x.view;
+    op.y = y.view;
+    op.saved = saved;
+    op.keep = what;
+    must(fp8pipe_linear_forward(of, &op, NULL));
+}
+
+static void set_up(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
+{
+    struct fp8pipe_tensor **tensors[] = {&x_row,   &x_turned, &dy_row,    &empty,
+                                         &for_all, &of_other, &for_dgrad, &of_second};
+    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
+    struct test_rng rng = {3};
+
+    pipe = async_open(backend, mode, 2, 0, NULL);
+    other = async_open(backend, mode, 2, 0, NULL);
+    x = test_matrix_random(pipe, FP8PIPE_FP32, M, K, 0, 0, 1, &rng, NULL);
+    w = test_matrix_random(pipe, FP8PIPE_FP32, N, K, 0, 0, 1, &rng, NULL);
+    dy = test_matrix_random(pipe, FP8PIPE_FP32, M, N, 0, 0, 1, &rng, NULL);
+    y = test_matrix_make(pipe, FP8PIPE_FP32, M, N, 0, 0);
+    dx = test_matrix_make(pipe, FP8PIPE_FP32, M, K, 0, 0);
+    dw = test_matrix_make(pipe, FP8PIPE_FP32, N, K, 0, 0);
+    sums = test_matrix_make(pipe, FP8PIPE_FP32, 1, N, 0, 0);
+    scaling_options.slots = 6;
+    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
+    must(fp8pipe_scaling_create(other, &scaling_options, &other_scaling));
+    options.in_features = K;
+    options.out_features = N;
+    options.weight = w.view;
+    must(fp8pipe_linear_create(pipe, &options, &plain));
+    options.scaling = scaling;
+    must(fp8pipe_linear_create(pipe, &options, &linear));
+    must(fp8pipe_linear_create(pipe, &options, &second));
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++)
+        must(fp8pipe_tensor_create(tensors[i] == &of_other ? other : pipe, tensors[i]));
+    test_quantize(x_row, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(0));
+    test_quantize(x_turned, x.view, scaling, 0, FP8PIPE_TRANSPOSED, ON(0));
+    test_quantize(dy_row, dy.view, scaling, 2, FP8PIPE_ROWWISE, ON(0));
+    test_quantize(of_other, x.view, other_scaling, 0, BOTH, ON(0));
+    keep(linear, for_dgrad, FP8PIPE_KEEP_DGRAD);
+    keep(linear, for_all, FP8PIPE_KEEP_ALL);
+    keep(second, of_second, FP8PIPE_KEEP_ALL);
+    test_drain(pipe);
+    test_drain(other);
+}
+
+static void tear_down(void)
+{
+    struct fp8pipe_tensor *tensors[] = {x_row,   x_turned, dy_row,    empty,
+                                        for_all, of_other, for_dgrad, of_second};
+
+    test_drain(pipe);
+    is_int(stats_of(pipe, -1).failed, 0, "no accepted op has failed");
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++)
+        must(fp8pipe_tensor_destroy(tensors[i]));
+    must(fp8pipe_linear_destroy(linear));
+    must(fp8pipe_linear_destroy(second));
+    must(fp8pipe_linear_destroy(plain));
+    must(fp8pipe_scaling_destroy(scaling));
+    must(fp8pipe_scaling_destroy(other_scaling));
+    test_matrix_free(&x);
+    test_matrix_free(&w);
+    test_matrix_free(&dy);
+    test_matrix_free(&y);
+    test_matrix_free(&dx);
+    test_matrix_free(&dw);
+    test_matrix_free(&sums);
+    test_close(pipe);
+    test_close(other);
+}
+
+static void cases(enum fp8pipe_backend backend)
+{
+    watchdog("bad matrices", 60);
+    for (int mode = FP8PIPE_ASYNC; mode <= FP8PIPE_INLINE; mode++) {
+        set_up(backend, (enum fp8pipe_mode)mode);
+        quantize_part();
+        read_part();
+        gemm_part();
+        linear_part();
+        forward_part();
+        dgrad_part();
+        wgrad_part();
+        tear_down();
+    }
+}
+
+int main(void)
+{
+    test_each_backend(cases);
+    return done_testing();
+}

@@ -1,0 +1,178 @@
+/* Guards fork() after open, and exit() without close. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "async.h"
+
+/* The exit status of a child, or -1 if it was killed or hangs. */
+static int child_status(pid_t child)
+{
+    int64_t end_ns = test_now_ns() + 20 * A_SECOND_NS;
+    int status = 0;
+
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (test_now_ns() > end_ns) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            return -1;
+        }
+        sleep_ns(MS_NS);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* ---- fork() ------------------------------------------------------------------------------- */
+
+/* 0, or the number of the first call that was not as it should be. */
+static int in_child(struct fp8pipe *pipe, struct fp8pipe_scaling *scaling, fp8pipe_ticket ticket)
+{
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_scaling_op update = FP8PIPE_SCALING_OP_INIT;
+    struct fp8pipe_slot_state slot = FP8PIPE_SLOT_STATE_INIT;
+    struct fp8pipe_scaling *made;
+    void *data;
+    int at = 0;
+
+    options.slots = 1;
+#define FORKED(call)                                                                               \
+    at++;                                                                                          \
+    if ((call) != FP8PIPE_EFORKED || !strstr(fp8pipe_last_error(), "fork"))                        \
+    return at
+    FORKED(try_host_call(pipe, ON(0), work_nothing, NULL, NULL));
+    FORKED(try_call(pipe, ON(1), call_nothing, NULL, NULL));
+    FORKED(fp8pipe_wait(pipe, ticket, FP8PIPE_DONE, -1));
+    FORKED(fp8pipe_drain(pipe, -1));
+    FORKED(fp8pipe_defer(pipe, ticket, FP8PIPE_DONE, answer_take, NULL, 0));
+    FORKED(fp8pipe_alloc(pipe, 16, &data));
+    FORKED(fp8pipe_scaling_create(pipe, &options, &made));
+    FORKED(fp8pipe_scaling_update(scaling, &update, NULL));
+    FORKED(fp8pipe_scaling_slot_get(scaling, 0, &slot));
+    at++;
+    if (fp8pipe_close(pipe, 0, -1) != FP8PIPE_OK)
+        return at;
+    at++;
+    if (fp8pipe_close(pipe, 0, -1) != FP8PIPE_ECLOSED)
+        return at;
+    at++;
+    if (try_host_call(pipe, ON(0), work_nothing, NULL, NULL) != FP8PIPE_ECLOSED)
+        return at;
+    return 0;
+}
+
+static void forks(enum fp8pipe_mode mode)
+{
+    struct fp8pipe *pipe = async_open(FP8PIPE_BACKEND_HOST, mode, 2, 0, NULL);
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_scaling *scaling;
+    struct gate gate = GATE_INIT;
+    fp8pipe_ticket held;
+    int counter = 0;
+
+    watchdog("fork", 60);
+    options.slots = 1;
+    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    held = submit_host_call(pipe, ON(0), gate_work, &gate);
+    gate_await(&gate, 1);
+    for (int round = 0; round < 3; round++) {
+        pid_t child = fork();
+
+        if (child < 0)
+            bail("no fork");
+        if (child == 0) {
+            alarm(20);
+            _exit(in_child(pipe, scaling, held));
+        }
+        submit_host_call(pipe, ON(round % 2), work_count, &counter);
+        is_int(child_status(child), 0, "%s: a child is told EFORKED and can close",
+               mode_name(mode));
+    }
+    gate_open(&gate);
+    test_drain(pipe);
+    is_int(counter, 3, "%s: the parent goes on", mode_name(mode));
+    must(fp8pipe_scaling_destroy(scaling));
+    test_close(pipe);
+}
+
+/* ---- exit() ------------------------------------------------------------------------------- */
+
+static void work_sleeps(void *arg)
+{
+    (void)arg;
+    sleep_ns(20 * MS_NS);
+}
+
+/* What this program does when it is started again as `how`. */
+static int leave(enum fp8pipe_backend backend, const char *how)
+{
+    struct fp8pipe_options options = FP8PIPE_OPTIONS_INIT;
+    static struct gate gate = GATE_INIT;
+    struct fp8pipe *pipe;
+
+    alarm(20);
+    options.backend = backend;
+    options.mode = strstr(how, "inline") ? FP8PIPE_INLINE : FP8PIPE_ASYNC;
+    if (fp8pipe_open(&options, &pipe) != FP8PIPE_OK)
+        return 3;
+    if (strstr(how, "busy")) {
+        /* CUDA itself waits at exit for the functions that run in its streams. */
+        if (backend == FP8PIPE_BACKEND_HOST)
+            submit_host_call(pipe, ON(1), gate_work, &gate);
+        for (int i = 0; i < 10; i++)
+            submit_host_call(pipe, ON(0), work_sleeps, NULL);
+        (void)fp8pipe_defer(pipe, submit_host_call(pipe, ON(1), work_nothing, NULL), FP8PIPE_DONE,
+                            answer_take, NULL, 0);
+    } else {
+        submit_host_call(pipe, ON(1), work_nothing, NULL);
+        if (fp8pipe_drain(pipe, -1) != FP8PIPE_OK)
+            return 4;
+    }
+    return 0; /* from main, as exit() */
+}
+
+static void exits(enum fp8pipe_backend backend)
+{
+    const char *const ways[] = {"idle", "busy", "idle, inline", "busy, inline"};
+
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        char output[512];
+        ssize_t length = 0, got;
+        int ends[2];
+        pid_t child;
+
+        watchdog("exit", 60);
+        if (pipe2(ends, O_CLOEXEC))
+            bail("no pipe");
+        child = fork();
+        if (child == 0) {
+            dup2(ends[1], STDOUT_FILENO);
+            dup2(ends[1], STDERR_FILENO);
+            execl("/proc/self/exe", "fork-t", test_backend_name(backend), ways[i], (char *)NULL);
+            _exit(9);
+        }
+        close(ends[1]);
+        while (length < (ssize_t)sizeof(output) - 1 &&
+               (got = read(ends[0], output + length, sizeof(output) - 1 - (size_t)length)) > 0)
+            length += got;
+        close(ends[0]);
+        output[length] = '\0';
+        is_int(child_status(child), 0, "%s, %s: exit without close ends well",
+               test_backend_name(backend), ways[i]);
+        is_str(output, "", "and quietly");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3)
+        return leave(strcmp(argv[1], "cuda") ? FP8PIPE_BACKEND_HOST : FP8PIPE_BACKEND_CUDA,
+                     argv[2]);
+    test_each_backend(exits);
+    forks(FP8PIPE_ASYNC);
+    forks(FP8PIPE_INLINE);
+    return done_testing();
+}

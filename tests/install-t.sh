@@ -1,0 +1,125 @@
+#!/bin/sh
+# What `make install` puts down is enough for a user, exports the public API and nothing else, and
+# is gone after `make uninstall`.
+set -u
+srcdir=${srcdir:-.}
+. "$srcdir/tests/tap.sh"
+
+[ -z "${FP8PIPE_SANITIZER:-}" ] || skip_all "a sanitizer's build is not installed"
+[ -f libfp8pipe.la ] || skip_all "the library is not built here"
+case $(pwd -P) in
+*[[:space:]]*) skip_all "make install cannot work in a folder whose path has a space" ;;
+esac
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+trap 'exit 1' HUP INT TERM
+mkdir "$stage/root" "$stage/work"
+
+# A make of its own: not a part of the one that may run this test.
+fresh_make() {
+    env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS "${MAKE:-make}" -s "$@" DESTDIR="$stage/root"
+}
+
+ok "make install with DESTDIR" fresh_make install
+library=$(find "$stage/root" -name libfp8pipe.la -exec dirname {} \;)
+include=$(find "$stage/root" -name fp8pipe.h -exec dirname {} \;)
+
+# The prefix is not where the files lie now, so say where they do.
+pkgconfig() {
+    PKG_CONFIG_PATH=$library/pkgconfig pkg-config --define-variable=libdir="$library" \
+        --define-variable=includedir="$include" "$@" fp8pipe
+}
+
+# ---- What is exported ----------------------------------------------------------------------------
+
+# Every function that the installed headers declare.
+declared() {
+    cat "$include"/fp8pipe*.h | tr '\n' ' ' | grep -o 'FP8PIPE_API [^(;]*(' |
+        grep -o 'fp8pipe_[a-z0-9_]*($' | tr -d '(' | sort -u
+}
+
+# Names without their version; the version node itself is an absolute symbol.
+exported_shared() {
+    nm -D --defined-only "$library/libfp8pipe.so" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u
+}
+
+exported_static() {
+    nm -g --defined-only "$library/libfp8pipe.a" | awk 'NF == 3 { print $3 }' | sort -u
+}
+
+declared >"$stage/work/declared"
+ok "the headers declare functions" test -s "$stage/work/declared"
+for kind in shared static; do
+    case $kind in
+    shared) file=$library/libfp8pipe.so ;;
+    static) file=$library/libfp8pipe.a ;;
+    esac
+    if [ ! -f "$file" ]; then
+        skip "no $kind library in this build"
+        continue
+    fi
+    exported_$kind >"$stage/work/$kind"
+    none "the $kind library exports no other name than fp8pipe_*" \
+        grep -v '^fp8pipe_' "$stage/work/$kind"
+    none "the $kind library has every function that the headers declare" \
+        comm -23 "$stage/work/declared" "$stage/work/$kind"
+done
+
+if [ -f "$library/libfp8pipe.so" ]; then
+    readelf -d "$library/libfp8pipe.so" >"$stage/work/dynamic"
+    none "the shared library has no rpath" grep -E 'RPATH|RUNPATH' "$stage/work/dynamic"
+    none "the shared library needs nothing of CUDA's or C++'s" \
+        grep -E 'NEEDED.*(libcuda|libcublas|libstdc)' "$stage/work/dynamic"
+    if grep -q 'l:libck\.a' "$library/libfp8pipe.la"; then
+        none "the shared library brings its Concurrency Kit" \
+            grep -E 'NEEDED.*libck' "$stage/work/dynamic"
+    fi
+fi
+
+# ---- The README's program ------------------------------------------------------------------------
+
+awk '/^```c$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$srcdir/README.md" \
+    >"$stage/work/readme.c"
+ok "the README shows a C program" grep -q 'main(' "$stage/work/readme.c"
+
+# COMPILER KIND: builds and runs the program with what pkg-config says and nothing else.
+try_program() {
+    case $2 in
+    shared) flags=$(pkgconfig --cflags --libs) ;;
+    static) flags=$(pkgconfig --static --cflags --libs | sed 's/-lfp8pipe\>/-l:libfp8pipe.a/') ;;
+    esac
+    # shellcheck disable=SC2086
+    "$1" -Wall -Wextra -Werror "$stage/work/readme.c" -o "$stage/work/readme" $flags || return
+    ! readelf -d "$stage/work/readme" | grep -E 'RPATH|RUNPATH' || return
+    [ "$2" = shared ] || ! readelf -d "$stage/work/readme" | grep 'NEEDED.*libfp8pipe' || return
+    LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$stage/work/readme"
+}
+
+if command -v pkg-config >/dev/null; then
+    ok "pkg-config knows the version" test "$(pkgconfig --modversion)" = \
+        "$(sed -n 's/^#define FP8PIPE_VERSION_[A-Z]* //p' "$include/fp8pipe.h" | paste -sd.)"
+    for compiler in gcc g++ clang; do
+        for kind in shared static; do
+            case $kind in
+            shared) file=$library/libfp8pipe.so ;;
+            static) file=$library/libfp8pipe.a ;;
+            esac
+            if ! command -v $compiler >/dev/null; then
+                skip "no $compiler on this machine"
+            elif [ ! -f "$file" ]; then
+                skip "no $kind library in this build"
+            else
+                ok "the README's program, $compiler, $kind" try_program $compiler $kind
+            fi
+        done
+    done
+else
+    skip "no pkg-config on this machine"
+fi
+
+# ---- Uninstall -----------------------------------------------------------------------------------
+
+ok "make uninstall" fresh_make uninstall
+none "make uninstall leaves no file" find "$stage/root" ! -type d
+done_testing
