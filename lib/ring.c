@@ -63,17 +63,26 @@ static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
 
 enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
 {
-    uint64_t head = ck_pr_load_64(&ring->head);
+    uint64_t head = ck_pr_load_64(&ring->head), now;
 
-    do {
+    for (;;) {
         if (head & RING_CLOSED) {
             return RING_IS_CLOSED;
         }
-        if (!has_room(ring, head, slots)) {
+        if (has_room(ring, head, slots)) {
+            if (ck_pr_cas_64_value(&ring->head, head, head + slots, &head)) {
+                break;
+            }
+            continue;
+        }
+        /* Against a head that is out of date the tail may be too far on, and look like too far back. */
+        now = ck_pr_load_64(&ring->head);
+        if (now == head) {
             ck_pr_inc_64(&ring->full);
             return RING_FULL;
         }
-    } while (!ck_pr_cas_64_value(&ring->head, head, head + slots, &head));
+        head = now;
+    }
     ck_pr_inc_64(&ring->entries);
     *position = head;
     return RING_CLAIMED;
