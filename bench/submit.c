@@ -342,9 +342,10 @@ static void bursts(int runs, FILE *json)
            runs, BURST_OPS, (double)median_ns / 1e6, (double)total_ns[runs - 1] / 1e6,
            (double)total_ns[runs - 1] / (double)median_ns, (double)longest_ns / 1e6);
     if (json != NULL) {
-        fprintf(json, " \"bursts\": {\"runs\": %d, \"producers\": 4, \"submits\": %d, "
-                      "\"median_run_ns\": %lld, \"longest_run_ns\": %lld, "
-                      "\"longest_submit_ns\": %lld}\n",
+        fprintf(json,
+                " \"bursts\": {\"runs\": %d, \"producers\": 4, \"submits\": %d, "
+                "\"median_run_ns\": %lld, \"longest_run_ns\": %lld, "
+                "\"longest_submit_ns\": %lld}\n",
                 runs, BURST_OPS, (long long)median_ns, (long long)total_ns[runs - 1],
                 (long long)longest_ns);
     }
@@ -403,8 +404,8 @@ int main(int argc, char **argv)
         fprintf(json, "{\"version\": \"%s\", \"backend\": \"%s\", \"submits\": [\n",
                 fp8pipe_version(), backend == FP8PIPE_BACKEND_HOST ? "host" : "cuda");
     }
-    printf("%-26s %10s %10s %12s %8s %6s\n", "submit", "median ns", "p99 ns", "longest ns", "parked",
-           "full");
+    printf("%-26s %10s %10s %12s %8s %6s\n", "submit", "median ns", "p99 ns", "longest ns",
+           "parked", "full");
     for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
         struct result result = measure(&settings[i], ops);
 
@@ -413,8 +414,9 @@ int main(int argc, char **argv)
                (unsigned long long)result.parked, (unsigned long long)result.full);
         fflush(stdout);
         if (json != NULL) {
-            fprintf(json, "  {\"name\": \"%s\", \"median_ns\": %lld, \"p99_ns\": %lld, "
-                          "\"longest_ns\": %lld}%s\n",
+            fprintf(json,
+                    "  {\"name\": \"%s\", \"median_ns\": %lld, \"p99_ns\": %lld, "
+                    "\"longest_ns\": %lld}%s\n",
                     settings[i].name, (long long)result.median_ns, (long long)result.p99_ns,
                     (long long)result.max_ns,
                     i + 1 < sizeof(settings) / sizeof(*settings) ? "," : "");

@@ -18,8 +18,9 @@
  *              only destroying an object while another thread is inside a call on it is the
  *              caller's to prevent.
  *   Inside     a function that the library runs (call, host_call and the work of
- *              fp8pipe_host_enqueue) every function that submits, waits, creates, destroys, opens
- *              or closes returns FP8PIPE_EDEADLK; inside a defer those that wait or close do.
+ *              fp8pipe_host_enqueue) every function that submits, waits, creates, changes or
+ *              destroys an object, opens, closes, or moves memory returns FP8PIPE_EDEADLK; inside a
+ *              defer those that wait or close do.
  *   Structs    option and op structs start with `size_t size` and have an _INIT initialiser. A
  *              shorter struct (from an older header) is accepted; a longer one only if all its
  *              unknown bytes are zero.
@@ -109,7 +110,11 @@ enum fp8pipe_dtype { FP8PIPE_FP32 = 0, FP8PIPE_BF16 = 1, FP8PIPE_FP16 = 2 };
 /* E4M3: largest finite 448, no infinities. E5M2: largest finite 57344. */
 enum fp8pipe_format { FP8PIPE_E4M3 = 0, FP8PIPE_E5M2 = 1 };
 
-enum fp8pipe_backend { FP8PIPE_BACKEND_AUTO = 0, FP8PIPE_BACKEND_HOST = 1, FP8PIPE_BACKEND_CUDA = 2 };
+enum fp8pipe_backend {
+    FP8PIPE_BACKEND_AUTO = 0,
+    FP8PIPE_BACKEND_HOST = 1,
+    FP8PIPE_BACKEND_CUDA = 2
+};
 
 enum fp8pipe_mode { FP8PIPE_ASYNC = 0, FP8PIPE_INLINE = 1 };
 
@@ -323,7 +328,11 @@ struct fp8pipe_submit {
 /* issued: the op's kernels are in the lane's stream. done: they have finished. */
 enum fp8pipe_mark { FP8PIPE_ISSUED = 1, FP8PIPE_DONE = 2 };
 
-enum fp8pipe_outcome { FP8PIPE_OUTCOME_OK = 0, FP8PIPE_OUTCOME_FAILED = 1, FP8PIPE_OUTCOME_CANCELLED = 2 };
+enum fp8pipe_outcome {
+    FP8PIPE_OUTCOME_OK = 0,
+    FP8PIPE_OUTCOME_FAILED = 1,
+    FP8PIPE_OUTCOME_CANCELLED = 2
+};
 
 struct fp8pipe_state {
     size_t size;
@@ -370,9 +379,9 @@ typedef void fp8pipe_defer_fn(void *arg, fp8pipe_ticket ticket, enum fp8pipe_sta
 
 /*
  * Runs fn(arg, ticket, status) on the pipe's completion thread once the op reaches the mark; status
- * is what fp8pipe_wait would return. A ticket's ISSUED defers run before its DONE ones, those of one
- * mark in the order of their calls. fn may submit and defer (both then act as NONBLOCK) and may not
- * wait or close. flags: 0 or FP8PIPE_NONBLOCK.
+ * is what fp8pipe_wait would return. A ticket's ISSUED defers run before its DONE ones, those of
+ * one mark in the order of their calls. fn may submit and defer (both then act as NONBLOCK) and may
+ * not wait or close. flags: 0 or FP8PIPE_NONBLOCK.
  * Blocks     while options.defer_limit defers are outstanding; with NONBLOCK: EAGAIN.
  */
 FP8PIPE_API enum fp8pipe_status fp8pipe_defer(struct fp8pipe *pipe, fp8pipe_ticket ticket,
@@ -398,7 +407,8 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct 
 
 /*
  * call: runs fn(stream, arg) on the launcher (INLINE: on the caller), at issue. fn may only
- * enqueue: its own kernels on fp8pipe_stream_cuda(stream) (fp8pipe_cuda.h), or fp8pipe_host_enqueue.
+ * enqueue: its own kernels on fp8pipe_stream_cuda(stream) (fp8pipe_cuda.h), or
+ * fp8pipe_host_enqueue.
  * It runs before the op's predecessors are finished: it must not read their results. A status other
  * than FP8PIPE_OK fails the op. Skipped when the op is cancelled.
  * Ownership  arg must live until the ticket is issued (what its kernels use: until done).
@@ -483,9 +493,9 @@ struct fp8pipe_scaling_options {
 
 /* Blocks while device memory is allocated and set. Destroy takes NULL; EBUSY while ops in flight or
  * linears use it. */
-FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_create(struct fp8pipe *pipe,
-                                                       const struct fp8pipe_scaling_options *options,
-                                                       struct fp8pipe_scaling **scaling);
+FP8PIPE_API enum fp8pipe_status
+fp8pipe_scaling_create(struct fp8pipe *pipe, const struct fp8pipe_scaling_options *options,
+                       struct fp8pipe_scaling **scaling);
 FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_destroy(struct fp8pipe_scaling *scaling);
 
 /*
@@ -517,7 +527,8 @@ struct fp8pipe_slot_state {
     float amax;        /* history[0]: folded so far in this step */
     int32_t nonfinite; /* 1 if the last update saw inf or NaN in this slot */
 };
-#define FP8PIPE_SLOT_STATE_INIT { sizeof(struct fp8pipe_slot_state), FP8PIPE_E4M3, 0, 0.0f, 0.0f, 0 }
+#define FP8PIPE_SLOT_STATE_INIT                                                                    \
+    { sizeof(struct fp8pipe_slot_state), FP8PIPE_E4M3, 0, 0.0f, 0.0f, 0 }
 FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling,
                                                          uint32_t slot,
                                                          struct fp8pipe_slot_state *state);
@@ -615,7 +626,8 @@ struct fp8pipe_read_op {
     void *transposed; /* cols * rows bytes */
     float *scale_inv; /* one float */
 };
-#define FP8PIPE_READ_OP_INIT { sizeof(struct fp8pipe_read_op), FP8PIPE_SUBMIT_INIT, NULL, NULL, NULL }
+#define FP8PIPE_READ_OP_INIT                                                                       \
+    { sizeof(struct fp8pipe_read_op), FP8PIPE_SUBMIT_INIT, NULL, NULL, NULL }
 FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_read(struct fp8pipe_tensor *tensor,
                                                     const struct fp8pipe_read_op *op,
                                                     fp8pipe_ticket *ticket);
@@ -635,9 +647,9 @@ enum fp8pipe_accumulation {
 
 /*
  * D[M,N] (+)= A[M,K] . B[N,K]^T + bias[N]. Each of A and B is a matrix, or a quantized tensor (both
- * or neither; not both in E5M2; matrices of one dtype). *_transposed: the operand is stored as [K,M]
- * or [K,N]; a quantized one then needs its transposed copy, otherwise its row-wise one. D may be of
- * any dtype, and may not overlap A or B.
+ * or neither; not both in E5M2; matrices of one dtype). *_transposed: the operand is stored as
+ * [K,M] or [K,N]; a quantized one then needs its transposed copy, otherwise its row-wise one. D may
+ * be of any dtype, and may not overlap A or B.
  */
 struct fp8pipe_gemm_op {
     size_t size;

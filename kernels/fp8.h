@@ -76,8 +76,8 @@ FP8_FN float fp8_max(enum fp8pipe_format format)
     return format == FP8PIPE_E5M2 ? FP8_E5M2_MAX : FP8_E4M3_MAX;
 }
 
-/* A scale from its quotient fp8_max * 2^-margin / amax: kept between FLT_MIN and FLT_MAX, so that it
- * and its inverse are positive and finite. */
+/* A scale from its quotient fp8_max * 2^-margin / amax: kept between FLT_MIN and FLT_MAX, so that
+ * it and its inverse are positive and finite. */
 FP8_FN float fp8_scale(float quotient)
 {
     return quotient > FLT_MAX ? FLT_MAX : quotient < FLT_MIN ? FLT_MIN : quotient;

@@ -16,8 +16,7 @@ struct layer_draft {
 
 static enum fp8pipe_status check_linear(const struct fp8pipe_linear *linear)
 {
-    return linear != NULL ? FP8PIPE_OK
-                          : status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+    return linear != NULL ? FP8PIPE_OK : status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
 }
 
 static enum fp8pipe_status draft_linear(struct draft *draft, struct fp8pipe_linear *linear)
@@ -60,8 +59,10 @@ static enum fp8pipe_status check_dtype(const char *field, const struct fp8pipe_m
                                        const struct fp8pipe_linear *linear)
 {
     if (linear->scaling == NULL && matrix->dtype != linear->weight_dtype) {
-        return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: an unquantized linear's is its "
-                           "weight's, %d", field, (int)matrix->dtype, (int)linear->weight_dtype);
+        return status_fail(FP8PIPE_EINVAL,
+                           "%s.dtype = %d: an unquantized linear's is its "
+                           "weight's, %d",
+                           field, (int)matrix->dtype, (int)linear->weight_dtype);
     }
     return FP8PIPE_OK;
 }
@@ -88,8 +89,7 @@ static void bind_linear(struct draft *draft, const struct fp8pipe_linear *linear
     draft_may_end(draft, linear->retired != NULL);
 }
 
-static void commit_linear(struct draft *draft, struct fp8pipe_linear *linear,
-                          fp8pipe_ticket ticket)
+static void commit_linear(struct draft *draft, struct fp8pipe_linear *linear, fp8pipe_ticket ticket)
 {
     if (linear->scaling != NULL) {
         draft_used_scaling(draft, linear->scaling, ticket);
@@ -194,8 +194,7 @@ static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket
 static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
                                          const struct fp8pipe_forward_op *op)
 {
-    enum fp8pipe_status status =
-        check_matrix_shape("y", &op->y, -1, linear->out_features);
+    enum fp8pipe_status status = check_matrix_shape("y", &op->y, -1, linear->out_features);
 
     if (status == FP8PIPE_OK) {
         status = check_enum("keep", (int)op->keep, FP8PIPE_KEEP_ALL);
@@ -215,9 +214,9 @@ static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
             return status_fail(FP8PIPE_EINVAL, "x_tensor = %p: an unquantized linear takes x",
                                (void *)op->x_tensor);
         }
-        return !check_given(&op->x) ? FP8PIPE_OK
-                                    : status_fail(FP8PIPE_EINVAL, "x.data = %p: X is x_tensor",
-                                                  op->x.data);
+        return !check_given(&op->x)
+                   ? FP8PIPE_OK
+                   : status_fail(FP8PIPE_EINVAL, "x.data = %p: X is x_tensor", op->x.data);
     }
     status = check_matrix_shape("x", &op->x, op->y.rows, linear->in_features);
     if (status == FP8PIPE_OK) {
@@ -276,9 +275,8 @@ enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
         .y = op->y,
         .kept = layer.kept,
     };
-    draft.entry.op.flags |=
-        (uint8_t)(fast_flag(op->accumulation, true) |
-                  (op->keep != FP8PIPE_KEEP_NOTHING ? OP_KEEPS : 0u));
+    draft.entry.op.flags |= (uint8_t)(fast_flag(op->accumulation, true) |
+                                      (op->keep != FP8PIPE_KEEP_NOTHING ? OP_KEEPS : 0u));
     status = draft_submit(&draft, &calls, &layer, ticket);
     if (status != FP8PIPE_OK && layer.kept != NULL) {
         filling_put(layer.kept);
@@ -306,9 +304,9 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
         status = draft_after(draft, op->saved->kept_ticket);
     }
     if (status == FP8PIPE_OK && op->dy_tensor != NULL) {
-        status = bind_shared(draft, "dy_tensor", op->dy_tensor, op->dx.rows, linear->out_features,
-                             linear->scaling->formats[linear->slot_dy], true, false,
-                             &dgrad->dy_filling);
+        status =
+            bind_shared(draft, "dy_tensor", op->dy_tensor, op->dx.rows, linear->out_features,
+                        linear->scaling->formats[linear->slot_dy], true, false, &dgrad->dy_filling);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -352,8 +350,7 @@ static void commit_dgrad(struct draft *draft, void *arg, fp8pipe_ticket ticket)
 static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
                                        const struct fp8pipe_dgrad_op *op)
 {
-    enum fp8pipe_status status =
-        check_matrix_shape("dx", &op->dx, -1, linear->in_features);
+    enum fp8pipe_status status = check_matrix_shape("dx", &op->dx, -1, linear->in_features);
 
     if (status == FP8PIPE_OK) {
         status = check_enum("accumulation", (int)op->accumulation, FP8PIPE_ACCUMULATION_SPLIT);
@@ -527,10 +524,10 @@ static enum fp8pipe_status check_wgrad_sources(const struct fp8pipe_linear *line
             status = check_apart("dw", &op->dw, "dy", &op->dy);
         }
     }
-    if (status == FP8PIPE_OK && op->bias_grad.data != NULL && quantized &&
-        op->dy_tensor != NULL && !check_given(&op->dy)) {
-        status = status_fail(FP8PIPE_EINVAL, "bias_grad.data = %p: it needs dy",
-                             op->bias_grad.data);
+    if (status == FP8PIPE_OK && op->bias_grad.data != NULL && quantized && op->dy_tensor != NULL &&
+        !check_given(&op->dy)) {
+        status =
+            status_fail(FP8PIPE_EINVAL, "bias_grad.data = %p: it needs dy", op->bias_grad.data);
     }
     if (status == FP8PIPE_OK && quantized && check_given(&op->x)) {
         status = status_fail(FP8PIPE_EINVAL, "x.data = %p: X is what the forward kept in saved",
@@ -612,8 +609,8 @@ enum fp8pipe_status fp8pipe_linear_wgrad(struct fp8pipe_linear *linear,
         .dw = op->dw,
         .sums = op->bias_grad.data,
     };
-    draft.entry.op.flags |= (uint8_t)(fast_flag(op->accumulation, false) |
-                                      (op->accumulate ? OP_ACCUMULATE : 0u) |
-                                      (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
+    draft.entry.op.flags |=
+        (uint8_t)(fast_flag(op->accumulation, false) | (op->accumulate ? OP_ACCUMULATE : 0u) |
+                  (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
     return draft_submit(&draft, &calls, &layer, ticket);
 }

@@ -7,17 +7,16 @@
 static enum fp8pipe_status check_slot(const char *field, const struct fp8pipe_scaling *scaling,
                                       uint32_t slot, enum fp8pipe_role role)
 {
-    enum fp8pipe_format format = scaling->recipe == FP8PIPE_HYBRID && role == FP8PIPE_ROLE_DY
-                                     ? FP8PIPE_E5M2
-                                     : FP8PIPE_E4M3;
+    enum fp8pipe_format format =
+        scaling->recipe == FP8PIPE_HYBRID && role == FP8PIPE_ROLE_DY ? FP8PIPE_E5M2 : FP8PIPE_E4M3;
 
     if (slot >= scaling->slots) {
         return status_fail(FP8PIPE_EINVAL, "%s = %u: the scaling has %u slots", field, slot,
                            scaling->slots);
     }
     if (scaling->formats[slot] != format) {
-        return status_fail(FP8PIPE_EINVAL, "%s = %u: the slot's format is %s, here it is %s",
-                           field, slot, format == FP8PIPE_E4M3 ? "E5M2" : "E4M3",
+        return status_fail(FP8PIPE_EINVAL, "%s = %u: the slot's format is %s, here it is %s", field,
+                           slot, format == FP8PIPE_E4M3 ? "E5M2" : "E4M3",
                            format == FP8PIPE_E4M3 ? "E4M3" : "E5M2");
     }
     return FP8PIPE_OK;
@@ -33,8 +32,8 @@ static enum fp8pipe_status check_options(struct fp8pipe *pipe,
         return status_fail(FP8PIPE_EINVAL, "in_features = %lld, out_features = %lld: both are >= 0",
                            (long long)options->in_features, (long long)options->out_features);
     }
-    status = check_matrix_shape("weight", &options->weight, options->out_features,
-                                options->in_features);
+    status =
+        check_matrix_shape("weight", &options->weight, options->out_features, options->in_features);
     if (status == FP8PIPE_OK) {
         status = check_vector("bias", &options->bias, options->out_features);
     }
@@ -55,9 +54,8 @@ static enum fp8pipe_status check_options(struct fp8pipe *pipe,
     if (status == FP8PIPE_OK) {
         status = check_slot("slot_w", scaling, options->slot_w, FP8PIPE_ROLE_W);
     }
-    return status != FP8PIPE_OK
-               ? status
-               : check_slot("slot_dy", scaling, options->slot_dy, FP8PIPE_ROLE_DY);
+    return status != FP8PIPE_OK ? status
+                                : check_slot("slot_dy", scaling, options->slot_dy, FP8PIPE_ROLE_DY);
 }
 
 static enum fp8pipe_status create(struct fp8pipe *pipe,
@@ -158,8 +156,10 @@ enum fp8pipe_status fp8pipe_linear_destroy(struct fp8pipe_linear *linear)
     }
     object_lock(&linear->object);
     if (!closed && (ck_pr_load_32(&linear->kept) > 0 || pipe_object_busy(pipe, &linear->object))) {
-        status = status_fail(FP8PIPE_EBUSY, "linear = %p: %u tensors keep its weight, or ops in "
-                             "flight use it", (void *)linear, ck_pr_load_32(&linear->kept));
+        status = status_fail(FP8PIPE_EBUSY,
+                             "linear = %p: %u tensors keep its weight, or ops in "
+                             "flight use it",
+                             (void *)linear, ck_pr_load_32(&linear->kept));
     }
     object_unlock(&linear->object);
     if (status == FP8PIPE_OK) {

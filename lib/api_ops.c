@@ -167,7 +167,7 @@ static enum fp8pipe_status bind_gemm(struct draft *draft, void *arg)
     }
     if (gemm->a_filling->format == FP8PIPE_E5M2 && gemm->b_filling->format == FP8PIPE_E5M2) {
         return status_fail(FP8PIPE_EINVAL, "b_tensor: its format is E5M2, as a_tensor's: one of "
-                           "them is E4M3");
+                                           "them is E4M3");
     }
     if (draft->last_use) {
         tensor_may_end(draft, op->a_tensor);
@@ -280,8 +280,8 @@ enum fp8pipe_status fp8pipe_gemm(struct fp8pipe *pipe, const struct fp8pipe_gemm
         .a_transposed = (uint8_t)op->a_transposed,
         .b_transposed = (uint8_t)op->b_transposed,
     };
-    draft.entry.op.flags |= (uint8_t)((op->accumulate ? OP_ACCUMULATE : 0u) |
-                                      (op->accumulation != FP8PIPE_ACCUMULATION_SPLIT ? OP_FAST
-                                                                                       : 0u));
+    draft.entry.op.flags |=
+        (uint8_t)((op->accumulate ? OP_ACCUMULATE : 0u) |
+                  (op->accumulation != FP8PIPE_ACCUMULATION_SPLIT ? OP_FAST : 0u));
     return draft_submit(&draft, op->a_tensor != NULL ? &calls : NULL, &gemm, ticket);
 }

@@ -19,8 +19,8 @@ static enum fp8pipe_status check_options(const struct fp8pipe_scaling_options *o
                            SCALING_SLOTS_MAX);
     }
     if (options->history < 1 || options->history > SCALING_HISTORY_MAX) {
-        return status_fail(FP8PIPE_EINVAL, "history = %u: it has 1 to %u entries",
-                           options->history, SCALING_HISTORY_MAX);
+        return status_fail(FP8PIPE_EINVAL, "history = %u: it has 1 to %u entries", options->history,
+                           SCALING_HISTORY_MAX);
     }
     status = check_enum("recipe", (int)options->recipe, FP8PIPE_ALL_E4M3);
     if (status == FP8PIPE_OK) {
@@ -95,8 +95,7 @@ static void free_host(struct fp8pipe_scaling *scaling)
 
 static struct fp8pipe_scaling *alloc_host(struct fp8pipe *pipe, uint32_t slots)
 {
-    struct fp8pipe_scaling *scaling =
-        calloc(1, sizeof(*scaling) + pipe->lanes * sizeof(uint64_t));
+    struct fp8pipe_scaling *scaling = calloc(1, sizeof(*scaling) + pipe->lanes * sizeof(uint64_t));
 
     if (scaling == NULL) {
         return NULL;
@@ -262,8 +261,8 @@ static enum fp8pipe_status submit_writer(struct fp8pipe_scaling *scaling,
 {
     static const struct draft_calls calls = {bind_writer, commit_writer};
     struct draft draft;
-    enum fp8pipe_status status = draft_begin(&draft, scaling->object.pipe, submit, kind,
-                                             sizeof(struct op_scaling), 0);
+    enum fp8pipe_status status =
+        draft_begin(&draft, scaling->object.pipe, submit, kind, sizeof(struct op_scaling), 0);
 
     if (status == FP8PIPE_OK) {
         status = draft_object(&draft, "scaling", &scaling->object);

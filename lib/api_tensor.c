@@ -5,8 +5,7 @@
 
 static enum fp8pipe_status check_tensor(const struct fp8pipe_tensor *tensor)
 {
-    return tensor != NULL ? FP8PIPE_OK
-                          : status_fail(FP8PIPE_EINVAL, "tensor = NULL: it is needed");
+    return tensor != NULL ? FP8PIPE_OK : status_fail(FP8PIPE_EINVAL, "tensor = NULL: it is needed");
 }
 
 enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_tensor **out)

@@ -62,8 +62,10 @@ enum fp8pipe_status fp8pipe_state_get(struct fp8pipe *pipe, fp8pipe_ticket ticke
     }
     pipe_leave(pipe);
     if (look.failed && look.failure.too_old) {
-        return status_fail(FP8PIPE_ETOOOLD, "ticket = %#llx: it is older than the last %d failures "
-                           "of its lane", (unsigned long long)ticket, TICKET_FAILURES);
+        return status_fail(FP8PIPE_ETOOOLD,
+                           "ticket = %#llx: it is older than the last %d failures "
+                           "of its lane",
+                           (unsigned long long)ticket, TICKET_FAILURES);
     }
     filled.issued = look.issued;
     filled.done = look.done;
@@ -114,8 +116,8 @@ enum fp8pipe_status fp8pipe_drain(struct fp8pipe *pipe, int64_t timeout_ns)
     }
     for (uint32_t i = 0; i < pipe->lanes; i++) {
         if (heads[i] > pipe->ports[i].start &&
-            !pipe_reach(pipe, ticket_make(pipe->number, i, heads[i] - 1), FP8PIPE_DONE,
-                        deadline_ns, &look)) {
+            !pipe_reach(pipe, ticket_make(pipe->number, i, heads[i] - 1), FP8PIPE_DONE, deadline_ns,
+                        &look)) {
             status = status_fail(FP8PIPE_ETIMEDOUT, "timeout_ns = %lld: lane %u has not drained",
                                  (long long)timeout_ns, i);
             break;
@@ -135,8 +137,10 @@ enum fp8pipe_status fp8pipe_error_get(struct fp8pipe *pipe, fp8pipe_ticket ticke
     enum fp8pipe_status status;
 
     if (buffer == NULL || bytes == 0) {
-        return status_fail(FP8PIPE_EINVAL, "buffer = %p, bytes = %zu: it takes at least the "
-                           "terminator", (void *)buffer, bytes);
+        return status_fail(FP8PIPE_EINVAL,
+                           "buffer = %p, bytes = %zu: it takes at least the "
+                           "terminator",
+                           (void *)buffer, bytes);
     }
     status = enter_with(pipe, ticket);
     if (status != FP8PIPE_OK) {

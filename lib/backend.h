@@ -1,5 +1,6 @@
 /*
- * The table that every backend fills: streams, events, stream-ordered memory, copies, kernels, GEMM.
+ * The table that every backend fills: streams, events, stream-ordered memory, copies, kernels,
+ * GEMM.
  *
  * Promises to the layers above:
  *   - Every function may be called from any thread that is inside `enter`; a stream is used by one

@@ -7,9 +7,9 @@ bool check_given(const struct fp8pipe_matrix *matrix)
 
 enum fp8pipe_status check_enum_refuse(const char *field, int value, int last)
 {
-    return last == 1 ? status_fail(FP8PIPE_EINVAL, "%s = %d: it is 0 or 1", field, value)
-                     : status_fail(FP8PIPE_EINVAL, "%s = %d: it is one of 0 to %d", field, value,
-                                   last);
+    return last == 1
+               ? status_fail(FP8PIPE_EINVAL, "%s = %d: it is 0 or 1", field, value)
+               : status_fail(FP8PIPE_EINVAL, "%s = %d: it is one of 0 to %d", field, value, last);
 }
 
 static enum fp8pipe_status check_data(const char *field, const void *data, bool empty,
@@ -89,8 +89,8 @@ enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *v
     enum fp8pipe_status status = check_vector(field, vector, count);
 
     if (status == FP8PIPE_OK && vector->data != NULL && vector->dtype != FP8PIPE_FP32) {
-        status = status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: sums are FP32", field,
-                             (int)vector->dtype);
+        status =
+            status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: sums are FP32", field, (int)vector->dtype);
     }
     return status;
 }

@@ -233,8 +233,7 @@ static void *completion_main(void *arg)
             break;
         }
         polling = poll_ns > 0 && ck_pr_load_32(&completion->outstanding) != 0;
-        if (!ec_sleep(&completion->ec, value,
-                      ec_deadline_ns(polling ? poll_ns : EC_RECHECK_NS))) {
+        if (!ec_sleep(&completion->ec, value, ec_deadline_ns(polling ? poll_ns : EC_RECHECK_NS))) {
             rechecking = !polling;
         }
     }

@@ -1,9 +1,10 @@
 /*
  * The thread that sees ops done, runs defers, and gives back memory that a caller let go of.
  *
- * It sleeps while nobody is interested. `interest` counts the waiters for done marks, the outstanding
- * defers and the fillings to release; launchers (after an issued mark) and a notifying backend (after an event) wake
- * it when it is not 0. Backends that do not notify are polled while defers are outstanding.
+ * It sleeps while nobody is interested. `interest` counts the waiters for done marks, the
+ * outstanding defers and the fillings to release; launchers (after an issued mark) and a notifying
+ * backend (after an event) wake it when it is not 0. Backends that do not notify are polled while
+ * defers are outstanding.
  *
  * Defers run here with no lock held. The lists are under `lock`; the marks are read once for a
  * round, done before issued, so that a ticket's ISSUED defers run before its DONE ones.
@@ -41,7 +42,7 @@ struct completion {
     struct ec room; /* defers that wait for the limit sleep here */
     ck_spinlock_fas_t dead_word;
     struct filling *dead;
-    struct filling *waiting; /* the thread's own: dead, with uses that are not issued */
+    struct filling *waiting;       /* the thread's own: dead, with uses that are not issued */
     struct fp8pipe_stream *stream; /* for freeing only */
     uint32_t stop;
     uint64_t rescues;

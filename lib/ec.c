@@ -1,8 +1,8 @@
 #include "ec.h"
 
 #include <ck_pr.h>
-#include <linux/futex.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>

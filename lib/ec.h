@@ -2,10 +2,10 @@
  * Parking, on ck_ec event counts: spin a while, then sleep on a futex until woken.
  *
  * A waker changes some shared state, then calls ec_wake(). A waiter calls ec_await() with a
- * predicate over that state; no wake-up is lost, because the waiter reads the event count before the
- * predicate and ec_wake() is a full barrier. Every wait is also re-checked slowly; a re-check that
- * finds the predicate true although nobody woke the waiter is counted as a rescue, which is a fault
- * of the library's.
+ * predicate over that state; no wake-up is lost, because the waiter reads the event count before
+ * the predicate and ec_wake() is a full barrier. Every wait is also re-checked slowly; a re-check
+ * that finds the predicate true although nobody woke the waiter is counted as a rescue, which is a
+ * fault of the library's.
  *
  * Any thread may call anything here. Deadlines are absolute, on CLOCK_MONOTONIC.
  */
@@ -34,8 +34,8 @@ void ec_init(struct ec *ec);
 /* Wakes all waiters. Without waiters: one locked increment. */
 void ec_wake(struct ec *ec);
 
-/* For loops of their own: the count before looking, and sleeping until it moves on from there (true)
- * or the deadline has passed (false). */
+/* For loops of their own: the count before looking, and sleeping until it moves on from there
+ * (true) or the deadline has passed (false). */
 uint32_t ec_value(const struct ec *ec);
 bool ec_sleep(struct ec *ec, uint32_t value, int64_t deadline_ns);
 

@@ -2,8 +2,8 @@
  * A lane's events, one for each op in flight, found by ring position; and the done mark.
  *
  * The event of position p stands at p modulo the ring's size. The launcher records it before the
- * op's issued mark and reuses its place only after the op that had it is done, which also bounds how
- * far a stream may run behind. Whoever reads it has seen the issued mark (acquire); one that is
+ * op's issued mark and reuses its place only after the op that had it is done, which also bounds
+ * how far a stream may run behind. Whoever reads it has seen the issued mark (acquire); one that is
  * recorded again meanwhile stands for more work, never for less.
  *
  * The reap lock orders all who move the done mark.
@@ -35,8 +35,8 @@ enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *bac
 void event_ring_free(struct event_ring *ring);
 
 /* Makes sure that the position's place is free and has an event; by the launcher, before it issues
- * anything for the op. Waits for the op that had the place. ENOMEM and the like: the op has no event and
- * must launch nothing. EDEVICE: the pipe has failed. */
+ * anything for the op. Waits for the op that had the place. ENOMEM and the like: the op has no
+ * event and must launch nothing. EDEVICE: the pipe has failed. */
 enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t position, uint32_t slots);
 
 /* Records the op's event on the lane's stream. By the launcher. */
@@ -51,7 +51,8 @@ enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
                                            void *native_stream);
 
-/* Moves the done mark over what has finished; raises the fault on a device error. Inside `enter`. */
+/* Moves the done mark over what has finished; raises the fault on a device error. Inside `enter`.
+ */
 void event_ring_reap(struct event_ring *ring);
 
 /* Where an op of the lane is. */

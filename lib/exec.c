@@ -29,8 +29,7 @@ static void run_host_work(void *arg)
 }
 
 static enum fp8pipe_status enqueue_host_work(struct backend *backend, struct fp8pipe_stream *stream,
-                                             struct fault *fault, fp8pipe_work_fn *fn,
-                                             void *arg)
+                                             struct fault *fault, fp8pipe_work_fn *fn, void *arg)
 {
     struct host_work *work = malloc(sizeof(*work));
     enum fp8pipe_status status;
@@ -49,8 +48,7 @@ static enum fp8pipe_status enqueue_host_work(struct backend *backend, struct fp8
 /* The pipe of the `call` that the thread is inside of. */
 static _Thread_local struct fault *call_fault;
 
-enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn,
-                                      void *arg)
+enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn, void *arg)
 {
     if (call_fault == NULL) {
         return status_fail(FP8PIPE_EINVAL, "stream = %p: this thread is not inside a call",
@@ -106,8 +104,8 @@ static enum fp8pipe_status exec_read(struct issue *issue, const struct op_read *
     }
     if (status == FP8PIPE_OK && read->transposed != NULL && rows > 0 && cols > 0) {
         status = backend->ops->copy_2d(backend, issue->stream, read->transposed, rows,
-                                       filling->transposed_data,
-                                       (size_t)filling->transposed_stride, rows, cols);
+                                       filling->transposed_data, (size_t)filling->transposed_stride,
+                                       rows, cols);
     }
     if (status == FP8PIPE_OK && read->scale_inv != NULL) {
         status = backend->ops->copy(backend, issue->stream, read->scale_inv, filling->scale_inv,
@@ -148,10 +146,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
 
     switch ((enum op_kind)op->kind) {
     case OP_COPY:
-        status = op->u.copy.bytes == 0
-                     ? FP8PIPE_OK
-                     : backend->ops->copy(backend, issue->stream, op->u.copy.to, op->u.copy.from,
-                                          op->u.copy.bytes);
+        status = op->u.copy.bytes == 0 ? FP8PIPE_OK
+                                       : backend->ops->copy(backend, issue->stream, op->u.copy.to,
+                                                            op->u.copy.from, op->u.copy.bytes);
         break;
     case OP_CALL:
         status = exec_call(issue, &op->u.call);

@@ -6,8 +6,8 @@
  * version's lock; later ones on other lanes wait for its event.
  *
  *   current         the linear's version: under the linear's word.
- *   retired         the filling of the version before, which nothing holds: the next op on the linear
- *                   sees to its memory. Under the word.
+ *   retired         the filling of the version before, which nothing holds: the next op on the
+ *                   linear sees to its memory. Under the word.
  *   kept            tensors that keep a version of this linear: atomic, changed under the word of
  *                   the tensor.
  *   row_made ..     under the version's lock, by launchers.

@@ -7,8 +7,8 @@
 /* Looks at a taken word before its holder is taken for preempted and the CPU is offered to it. */
 #define OBJECT_SPINS 200
 
-void object_init(struct object *object, enum object_kind kind, struct fp8pipe *pipe,
-                 uint64_t *uses, uint32_t lanes)
+void object_init(struct object *object, enum object_kind kind, struct fp8pipe *pipe, uint64_t *uses,
+                 uint32_t lanes)
 {
     memset(object, 0, sizeof(*object));
     ck_spinlock_fas_init(&object->word);

@@ -23,14 +23,14 @@ struct object {
     enum object_kind kind;
     bool closed;
     struct fp8pipe *pipe;
-    uint64_t *uses; /* for each lane, position + 1 of the last op that used it; 0: none */
+    uint64_t *uses;          /* for each lane, position + 1 of the last op that used it; 0: none */
     struct object *previous; /* in the pipe's list, under its mutex */
     struct object *next;
 };
 
 /* uses: lanes entries, zeroed here. */
-void object_init(struct object *object, enum object_kind kind, struct fp8pipe *pipe,
-                 uint64_t *uses, uint32_t lanes);
+void object_init(struct object *object, enum object_kind kind, struct fp8pipe *pipe, uint64_t *uses,
+                 uint32_t lanes);
 
 void object_lock_contended(struct object *object);
 

@@ -3,12 +3,18 @@
 const char *op_label(const struct op *op)
 {
     static const char *const kinds[] = {
-        [OP_COPY] = "copy",       [OP_CALL] = "call",
-        [OP_HOST_CALL] = "host_call", [OP_UPDATE] = "scaling_update",
-        [OP_SKIP] = "scaling_skip",   [OP_STATE_READ] = "scaling_save",
-        [OP_STATE_WRITE] = "scaling_load", [OP_QUANTIZE] = "tensor_quantize",
-        [OP_READ] = "tensor_read",    [OP_GEMM] = "gemm",
-        [OP_FORWARD] = "linear_forward", [OP_DGRAD] = "linear_dgrad",
+        [OP_COPY] = "copy",
+        [OP_CALL] = "call",
+        [OP_HOST_CALL] = "host_call",
+        [OP_UPDATE] = "scaling_update",
+        [OP_SKIP] = "scaling_skip",
+        [OP_STATE_READ] = "scaling_save",
+        [OP_STATE_WRITE] = "scaling_load",
+        [OP_QUANTIZE] = "tensor_quantize",
+        [OP_READ] = "tensor_read",
+        [OP_GEMM] = "gemm",
+        [OP_FORWARD] = "linear_forward",
+        [OP_DGRAD] = "linear_dgrad",
         [OP_WGRAD] = "linear_wgrad",
     };
 

@@ -19,8 +19,10 @@
 
 static enum fp8pipe_status refuse_size(const char *name, size_t size, size_t known)
 {
-    return status_fail(FP8PIPE_EINVAL, "%s->size = %zu: it is set by the _INIT of the struct, %zu "
-                       "bytes here", name, size, known);
+    return status_fail(FP8PIPE_EINVAL,
+                       "%s->size = %zu: it is set by the _INIT of the struct, %zu "
+                       "bytes here",
+                       name, size, known);
 }
 
 /* What a newer header added must be unused, that is 0. */
@@ -34,8 +36,10 @@ static enum fp8pipe_status check_tail(const char *name, const void *given, size_
     }
     for (size_t i = known; i < size; i++) {
         if (bytes[i] != 0) {
-            return status_fail(FP8PIPE_EINVAL, "%s->size = %zu: byte %zu, beyond the %zu known to "
-                               "this library, is not 0", name, size, i, known);
+            return status_fail(FP8PIPE_EINVAL,
+                               "%s->size = %zu: byte %zu, beyond the %zu known to "
+                               "this library, is not 0",
+                               name, size, i, known);
         }
     }
     return FP8PIPE_OK;

@@ -70,8 +70,10 @@ enum fp8pipe_status pipe_check(const struct fp8pipe *pipe)
         return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", pipe->number);
     }
     if (pipe->generation != fork_generation) {
-        return status_fail(FP8PIPE_EFORKED, "pipe %u was opened before fork(): its child can only "
-                           "close it", pipe->number);
+        return status_fail(FP8PIPE_EFORKED,
+                           "pipe %u was opened before fork(): its child can only "
+                           "close it",
+                           pipe->number);
     }
     return FP8PIPE_OK;
 }
@@ -234,8 +236,8 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
             backend, options->streams == NULL ? NULL : options->streams[index], &lane->stream);
     }
     if (status == FP8PIPE_OK) {
-        status = backend->ops->alloc(backend, NULL, sizeof(*lane->own_amax),
-                                     (void **)&lane->own_amax);
+        status =
+            backend->ops->alloc(backend, NULL, sizeof(*lane->own_amax), (void **)&lane->own_amax);
     }
     return status;
 }
@@ -314,9 +316,8 @@ static enum fp8pipe_status launchers_start(struct fp8pipe *pipe,
                                            const struct fp8pipe_options *options)
 {
     for (uint32_t i = 0; i < pipe->lanes && options->mode == FP8PIPE_ASYNC; i++) {
-        enum fp8pipe_status status =
-            lane_start(&pipe->crew->lanes[i], options->affinity == NULL ? -1
-                                                                        : options->affinity[i]);
+        enum fp8pipe_status status = lane_start(
+            &pipe->crew->lanes[i], options->affinity == NULL ? -1 : options->affinity[i]);
 
         if (status != FP8PIPE_OK) {
             launchers_stop(pipe, EC_FOREVER);
@@ -402,8 +403,10 @@ enum fp8pipe_status pipe_open_on(const struct fp8pipe_options *options,
         status = options_check(options, &checked);
     }
     if (status == FP8PIPE_OK && checked.streams != NULL && ops->kind != FP8PIPE_BACKEND_CUDA) {
-        status = status_fail(FP8PIPE_EINVAL, "streams = %p: the host backend has no streams of the "
-                             "caller's", (const void *)checked.streams);
+        status = status_fail(FP8PIPE_EINVAL,
+                             "streams = %p: the host backend has no streams of the "
+                             "caller's",
+                             (const void *)checked.streams);
     }
     return status != FP8PIPE_OK ? status : pipe_open_checked(&checked, ops, pipe);
 }
@@ -422,8 +425,10 @@ static enum fp8pipe_status backend_wanted(enum fp8pipe_backend *backend)
     } else if (strcmp(name, "cuda") == 0) {
         *backend = FP8PIPE_BACKEND_CUDA;
     } else {
-        return status_fail(FP8PIPE_EINVAL, "FP8PIPE_BACKEND = \"%s\" in the environment: it is "
-                           "host, cuda or auto", name);
+        return status_fail(FP8PIPE_EINVAL,
+                           "FP8PIPE_BACKEND = \"%s\" in the environment: it is "
+                           "host, cuda or auto",
+                           name);
     }
     return FP8PIPE_OK;
 }
@@ -479,9 +484,8 @@ static bool wind_down(struct fp8pipe *pipe, int64_t deadline_ns)
             return false;
         }
         pthread_mutex_unlock(&pipe->ports[i].inline_mutex);
-        if (head > pipe->ports[i].start &&
-            !pipe_reach(pipe, ticket_make(pipe->number, i, head - 1), FP8PIPE_DONE, deadline_ns,
-                        &look)) {
+        if (head > pipe->ports[i].start && !pipe_reach(pipe, ticket_make(pipe->number, i, head - 1),
+                                                       FP8PIPE_DONE, deadline_ns, &look)) {
             return false;
         }
     }
@@ -545,8 +549,10 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
     if (!wind_down(pipe, deadline_ns)) {
         fault_raise(&pipe->fault, "close timed out and left the pipe's threads behind");
         ck_pr_store_32(&pipe->state, PIPE_ABANDONED);
-        return status_fail(FP8PIPE_ETIMEDOUT, "timeout_ns = %lld: ops, functions or defers of pipe "
-                           "%u have not finished", (long long)timeout_ns, pipe->number);
+        return status_fail(FP8PIPE_ETIMEDOUT,
+                           "timeout_ns = %lld: ops, functions or defers of pipe "
+                           "%u have not finished",
+                           (long long)timeout_ns, pipe->number);
     }
     objects_retire(pipe);
     crew_free(pipe);

@@ -8,8 +8,8 @@
  *     drain), or, in INLINE, holding a port's inline_mutex while its ring is not closed.
  * Submits use only the latter, and so touch no shared counter.
  *
- *   state   OPEN -> CLOSING -> CLOSED or ABANDONED, written by open and close; a full barrier separates its
- *           change from close's look at `users`, as one does in pipe_enter.
+ *   state   OPEN -> CLOSING -> CLOSED or ABANDONED, written by open and close; a full barrier
+ *           separates its change from close's look at `users`, as one does in pipe_enter.
  */
 #ifndef LIB_PIPE_H
 #define LIB_PIPE_H

@@ -93,14 +93,13 @@ enum fp8pipe_status quantize_run(struct issue *issue, const struct quantize_requ
     temporary.row = kept != NULL ? kept->row : NULL;
     temporary.transposed_data = kept != NULL ? kept->transposed_data : NULL;
     if (status == FP8PIPE_OK && request->row && temporary.row == NULL) {
-        status = issue_alloc(issue,
-                             (size_t)fp8_round_up(x->rows) * (size_t)temporary.row_stride,
+        status = issue_alloc(issue, (size_t)fp8_round_up(x->rows) * (size_t)temporary.row_stride,
                              (void **)&temporary.row);
     }
     if (status == FP8PIPE_OK && request->transposed && temporary.transposed_data == NULL) {
-        status = issue_alloc(issue,
-                             (size_t)fp8_round_up(x->cols) * (size_t)temporary.transposed_stride,
-                             (void **)&temporary.transposed_data);
+        status =
+            issue_alloc(issue, (size_t)fp8_round_up(x->cols) * (size_t)temporary.transposed_stride,
+                        (void **)&temporary.transposed_data);
     }
     if (status == FP8PIPE_OK && sums && x->rows > 0) {
         status = alloc_partials(issue, x, &args.partials);

@@ -15,8 +15,9 @@ enum fp8pipe_status ring_init(struct ring *ring, uint32_t slots, uint64_t start,
     memset(ring, 0, sizeof(*ring));
     ring->slots = aligned_alloc(64, bytes);
     if (ring->slots == NULL) {
-        return status_fail(FP8PIPE_ENOMEM, "ring_slots = %u: %zu bytes of host memory are not to be had",
-                           slots, bytes);
+        return status_fail(FP8PIPE_ENOMEM,
+                           "ring_slots = %u: %zu bytes of host memory are not to be had", slots,
+                           bytes);
     }
     memset(ring->slots, 0, bytes);
     ring->mask = slots - 1;
@@ -56,7 +57,8 @@ static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
         ck_pr_fence_acquire();
         return true;
     }
-    /* Producers may store an older tail over a newer one; that only makes the next one look again. */
+    /* Producers may store an older tail over a newer one; that only makes the next one look again.
+     */
     ck_pr_store_64(&ring->tail_seen, ring_tail(ring));
     return head + slots - ck_pr_load_64(&ring->tail_seen) <= capacity;
 }
@@ -75,7 +77,8 @@ enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position
             }
             continue;
         }
-        /* Against a head that is out of date the tail may be too far on, and look like too far back. */
+        /* Against a head that is out of date the tail may be too far on, and look like too far
+         * back. */
         now = ck_pr_load_64(&ring->head);
         if (now == head) {
             ck_pr_inc_64(&ring->full);
@@ -93,7 +96,8 @@ void ring_publish(struct ring *ring, uint64_t position, const void *entry, size_
     struct ring_slot *slot = &ring->slots[position & ring->mask];
 
     memcpy(slot->bytes, entry, bytes);
-    /* The slots after next, which the consumer read last: a store to them would wait for its cache. */
+    /* The slots after next, which the consumer read last: a store to them would wait for its cache.
+     */
     for (size_t line = 0; line < RING_SLOT_BYTES; line += 64) {
         __builtin_prefetch((char *)&ring->slots[(position + 2) & ring->mask] + line, 1);
     }

@@ -3,8 +3,8 @@
  * more consecutive slots, claimed at once, and lies in contiguous memory.
  *
  * Positions count slots and only grow. `head` is the next position to claim, `tail` the first that
- * is not consumed; an entry at position p is in place when the first word of its first slot is p + 1.
- * One preempted producer delays only the entries behind its own, never another producer.
+ * is not consumed; an entry at position p is in place when the first word of its first slot is
+ * p + 1. One preempted producer delays only the entries behind its own, never another producer.
  *
  *   head       written by producers (CAS) and ring_close (the CLOSED bit); orders claims.
  *   slot.seq   written by the claimer (release, full barrier) once its bytes are in place, read by
@@ -13,7 +13,8 @@
  *   tail       written by the consumer (release), read by producers (acquire) before they reuse
  *              slots, and by whoever asks whether an entry was consumed.
  *   parked     written by the consumer around its sleep; the producer's full barrier in the publish
- *              and the consumer's between `parked` and its last look make one of them see the other.
+ *              and the consumer's between `parked` and its last look make one of them see the
+ *              other.
  *
  * The struct and its event counts outlive the slots: after ring_close no claim succeeds, so that
  * late producers touch nothing else. Producers may call claim, publish and wait; the consumer peek,
@@ -54,7 +55,7 @@ struct ring {
     uint64_t tail __attribute__((aligned(64)));
     uint32_t parked;
     uint64_t parks;
-    struct ec filled;                              /* the consumer sleeps here */
+    struct ec filled;                                /* the consumer sleeps here */
     struct ec consumed __attribute__((aligned(64))); /* producers and askers sleep here */
     uint64_t rescues;
 };

@@ -167,9 +167,8 @@ enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, s
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue)
 {
-    enum fp8pipe_status status =
-        issue->backend->ops->copy(issue->backend, issue->stream, scaling->state.data, image,
-                                  scaling->state.moving_bytes);
+    enum fp8pipe_status status = issue->backend->ops->copy(
+        issue->backend, issue->stream, scaling->state.data, image, scaling->state.moving_bytes);
 
     if (status == FP8PIPE_OK) {
         /* What the host has seen is of the state before. */
@@ -228,8 +227,8 @@ void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image
 {
     size_t bytes = scaling_saved_bytes(scaling);
     uint32_t entries = scaling->history - 1;
-    struct saved_head head = {SAVED_MAGIC, SAVED_VERSION, scaling->slots, scaling->history, bytes,
-                              0};
+    struct saved_head head = {SAVED_MAGIC,      SAVED_VERSION, scaling->slots,
+                              scaling->history, bytes,         0};
     unsigned char *out = (unsigned char *)buffer + sizeof(head);
     struct scaling_state state;
 
@@ -270,13 +269,15 @@ static enum fp8pipe_status check_head(const struct fp8pipe_scaling *scaling, con
     if (head.slots != scaling->slots || head.history != scaling->history || head.bytes != want) {
         return status_fail(FP8PIPE_ESTATE,
                            "slots = %u, history = %u, bytes = %llu: the scaling has %u, %u, %zu",
-                           head.slots, head.history, (unsigned long long)head.bytes,
-                           scaling->slots, scaling->history, want);
+                           head.slots, head.history, (unsigned long long)head.bytes, scaling->slots,
+                           scaling->history, want);
     }
     if (head.checksum !=
         checksum((const unsigned char *)buffer + sizeof(head), bytes - sizeof(head))) {
-        return status_fail(FP8PIPE_ESTATE, "checksum = %llx: it does not fit the state, which is "
-                           "damaged", (unsigned long long)head.checksum);
+        return status_fail(FP8PIPE_ESTATE,
+                           "checksum = %llx: it does not fit the state, which is "
+                           "damaged",
+                           (unsigned long long)head.checksum);
     }
     return FP8PIPE_OK;
 }
@@ -306,9 +307,10 @@ enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, co
         }
         if (!(saved.scale >= 0.0f && isfinite(saved.scale)) || (saved.has_scale & ~1) != 0 ||
             (saved.nonfinite & ~1) != 0) {
-            return status_fail(FP8PIPE_ESTATE, "slot %u: scale = %g, has_scale = %d, nonfinite = "
-                               "%d: a scale is finite and >= 0, a flag 0 or 1", slot,
-                               (double)saved.scale, saved.has_scale, saved.nonfinite);
+            return status_fail(FP8PIPE_ESTATE,
+                               "slot %u: scale = %g, has_scale = %d, nonfinite = "
+                               "%d: a scale is finite and >= 0, a flag 0 or 1",
+                               slot, (double)saved.scale, saved.has_scale, saved.nonfinite);
         }
         state.scale[slot] = saved.scale;
         state.has_scale[slot] = saved.has_scale;

@@ -8,8 +8,8 @@
  *
  *   writer, users   the last writer's ticket and each lane's last user since: under the word, at
  *                   submit.
- *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's own
- *                   amax is launched: under `lock`, by launchers.
+ *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's
+ *                   own amax is launched: under `lock`, by launchers.
  */
 #ifndef LIB_SCALING_H
 #define LIB_SCALING_H
@@ -49,9 +49,9 @@ struct fp8pipe_scaling {
     fp8pipe_ticket *users; /* [lanes] */
 
     pthread_mutex_t lock;
-    uint32_t all_seen; /* atomic: every slot is seen */
-    uint8_t *seen;     /* [slots] */
-    int32_t *shadow;   /* pinned copy of has_scale, written in stream order */
+    uint32_t all_seen;            /* atomic: every slot is seen */
+    uint8_t *seen;                /* [slots] */
+    int32_t *shadow;              /* pinned copy of has_scale, written in stream order */
     fp8pipe_ticket shadow_ticket; /* the op that copies it, 0: none since the last look */
 
     pthread_mutex_t image_lock; /* one save or load at a time */

@@ -9,8 +9,8 @@
 /* A ticket this close to its ring's head is the lane's latest op. */
 #define SUBMIT_LATEST RING_ENTRY_SLOTS_MAX
 
-/* Continues the lane of a predecessor that is that lane's latest op, else takes the shorter queue of
- * two lanes. */
+/* Continues the lane of a predecessor that is that lane's latest op, else takes the shorter queue
+ * of two lanes. */
 static uint32_t choose_lane(struct fp8pipe *pipe, const struct fp8pipe_submit *submit)
 {
     uint32_t a, b;
@@ -22,8 +22,8 @@ static uint32_t choose_lane(struct fp8pipe *pipe, const struct fp8pipe_submit *s
         fp8pipe_ticket ticket = submit->after[i - 1];
         uint32_t lane = ticket_lane(ticket);
 
-        if (ticket != 0 && ring_head(&pipe->ports[lane].ring) - ticket_position(ticket) <=
-                               SUBMIT_LATEST) {
+        if (ticket != 0 &&
+            ring_head(&pipe->ports[lane].ring) - ticket_position(ticket) <= SUBMIT_LATEST) {
             return lane;
         }
     }
@@ -41,16 +41,20 @@ static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
     uint32_t known = FP8PIPE_NONBLOCK | FP8PIPE_RESUME | extra_flags;
 
     if (submit->lane < FP8PIPE_LANE_AUTO || submit->lane >= (int32_t)pipe->lanes) {
-        return status_fail(FP8PIPE_EINVAL, "submit.lane = %d: it is 0 to %d, or "
-                           "FP8PIPE_LANE_AUTO", submit->lane, (int)pipe->lanes - 1);
+        return status_fail(FP8PIPE_EINVAL,
+                           "submit.lane = %d: it is 0 to %d, or "
+                           "FP8PIPE_LANE_AUTO",
+                           submit->lane, (int)pipe->lanes - 1);
     }
     if ((submit->flags & ~known) != 0) {
         return status_fail(FP8PIPE_EINVAL, "submit.flags = %#x: this op takes %#x", submit->flags,
                            known);
     }
     if ((submit->flags & FP8PIPE_RESUME) != 0 && submit->lane == FP8PIPE_LANE_AUTO) {
-        return status_fail(FP8PIPE_EINVAL, "submit.flags = %#x: FP8PIPE_RESUME needs a lane given "
-                           "by number", submit->flags);
+        return status_fail(FP8PIPE_EINVAL,
+                           "submit.flags = %#x: FP8PIPE_RESUME needs a lane given "
+                           "by number",
+                           submit->flags);
     }
     if (submit->after_count > FP8PIPE_AFTER_MAX) {
         return status_fail(FP8PIPE_EINVAL, "submit.after_count = %u: it is at most %d",
@@ -99,8 +103,8 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     draft->pipe = pipe;
     draft->nonblock = (submit->flags & FP8PIPE_NONBLOCK) != 0 || thread_inside() == THREAD_DEFER;
     draft->last_use = (submit->flags & FP8PIPE_LAST_USE) != 0;
-    draft->lane = submit->lane == FP8PIPE_LANE_AUTO ? choose_lane(pipe, submit)
-                                                    : (uint32_t)submit->lane;
+    draft->lane =
+        submit->lane == FP8PIPE_LANE_AUTO ? choose_lane(pipe, submit) : (uint32_t)submit->lane;
     draft->named_count = 0;
     draft->order_count = 0;
     draft->use_count = 0;
@@ -148,8 +152,10 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
     }
     port = &draft->pipe->ports[ticket_lane(ticket)];
     if (ticket_position(ticket) < port_too_old(port)) {
-        return status_fail(FP8PIPE_ETOOOLD, "ticket = %#llx: it is older than the last %d failures "
-                           "of its lane", (unsigned long long)ticket, TICKET_FAILURES);
+        return status_fail(FP8PIPE_ETOOOLD,
+                           "ticket = %#llx: it is older than the last %d failures "
+                           "of its lane",
+                           (unsigned long long)ticket, TICKET_FAILURES);
     }
     if (port_done(port) > ticket_position(ticket) &&
         !port_failure_find(port, ticket_position(ticket), &failure)) {
@@ -209,7 +215,7 @@ enum fp8pipe_status draft_filling(struct draft *draft, struct filling **filling)
     *filling = filling_get(&draft->pipe->pool);
     return *filling != NULL ? FP8PIPE_OK
                             : status_fail(FP8PIPE_ENOMEM, "a filling's host memory is not to be "
-                                          "had");
+                                                          "had");
 }
 
 void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)
@@ -217,8 +223,7 @@ void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)
     draft_order(draft, scaling->writer);
 }
 
-void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
-                        fp8pipe_ticket ticket)
+void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling, fp8pipe_ticket ticket)
 {
     scaling->users[draft->lane] = ticket;
 }

@@ -38,7 +38,7 @@ struct draft {
     uint32_t named_count;
     uint32_t order_count;
     uint32_t use_count;
-    uint32_t ended_room;  /* fillings that commit may let go of */
+    uint32_t ended_room; /* fillings that commit may let go of */
     uint32_t ended_count;
     uint32_t object_count;
     size_t payload_end;
@@ -88,7 +88,8 @@ void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor);
  * ENOMEM. Given back with filling_put if the submit is refused. */
 enum fp8pipe_status draft_filling(struct draft *draft, struct filling **filling);
 
-/* Orders the op as a user of a scaling (after its last writer), or as a writer (after all users). */
+/* Orders the op as a user of a scaling (after its last writer), or as a writer (after all users).
+ */
 void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling);
 void draft_write_scaling(struct draft *draft, struct fp8pipe_scaling *scaling);
 void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,

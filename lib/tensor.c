@@ -154,8 +154,7 @@ void filling_release(struct filling *filling, struct issue *issue)
     }
 }
 
-void tensor_empty(struct fp8pipe_tensor *tensor, struct filling **filling,
-                  struct filling **version)
+void tensor_empty(struct fp8pipe_tensor *tensor, struct filling **filling, struct filling **version)
 {
     *filling = tensor->filling;
     *version = tensor->weight;
@@ -191,8 +190,7 @@ enum fp8pipe_status filling_alloc(struct filling *filling, struct issue *issue)
     filling->block[0].bytes = bytes;
     filling->scale_inv = (float *)(void *)data;
     filling->row = filling->rowwise ? data + FILLING_HEAD_BYTES : NULL;
-    filling->transposed_data =
-        filling->transposed ? data + FILLING_HEAD_BYTES + row_bytes : NULL;
+    filling->transposed_data = filling->transposed ? data + FILLING_HEAD_BYTES + row_bytes : NULL;
     return FP8PIPE_OK;
 }
 

@@ -2,9 +2,9 @@
  * Quantized tensors and their stream-ordered memory.
  *
  * A filling is what one op writes into a tensor: FP8 bytes row-wise and/or transposed, with the
- * inverse scale captured when they were written. Tensors (and a linear, of its weight) hold fillings;
- * ops use them. Once nothing holds a filling its memory is given back after the last op of each lane
- * that uses it: by the op that let go of it, or by the completion thread.
+ * inverse scale captured when they were written. Tensors (and a linear, of its weight) hold
+ * fillings; ops use them. Once nothing holds a filling its memory is given back after the last op
+ * of each lane that uses it: by the op that let go of it, or by the completion thread.
  *
  *   holders         any thread, atomically. Submits only: launchers never write what submits read.
  *   last            for each lane, position + 1 of the last op that uses it: raised by submits that
@@ -35,7 +35,7 @@ struct filling {
     /* Instead of the return to the pool, for a filling that is part of something larger. */
     void (*ended)(struct filling *filling, struct backend *backend);
     void *owner;
-    struct filling *next;    /* in the pool, or in a list of the dead */
+    struct filling *next; /* in the pool, or in a list of the dead */
     fp8pipe_ticket filled_by;
     int64_t rows;
     int64_t cols;
@@ -63,12 +63,12 @@ struct filling_pool {
 
 struct fp8pipe_tensor {
     struct object object;
-    struct filling *filling;     /* or NULL: empty, or it keeps a version only */
-    struct version *version;     /* kept by a forward, or NULL */
-    struct filling *weight;      /* the version's */
+    struct filling *filling;        /* or NULL: empty, or it keeps a version only */
+    struct version *version;        /* kept by a forward, or NULL */
+    struct filling *weight;         /* the version's */
     struct fp8pipe_linear *kept_by; /* whose forward filled it */
-    uint32_t *kept_count;        /* of that linear: how many tensors keep a version of it */
-    fp8pipe_ticket kept_ticket;  /* the forward */
+    uint32_t *kept_count;           /* of that linear: how many tensors keep a version of it */
+    fp8pipe_ticket kept_ticket;     /* the forward */
     uint64_t lane_uses[];
 };
 

@@ -50,8 +50,8 @@ enum fp8pipe_status thread_start(pthread_t *thread, const char *name, int cpu, v
         status = status_fail(FP8PIPE_EINVAL, "affinity = %d: thread %s cannot run on that CPU: %s",
                              cpu, name, strerror(error));
     } else if (error != 0) {
-        status = status_fail(FP8PIPE_ENOMEM, "thread %s cannot be started: %s", name,
-                             strerror(error));
+        status =
+            status_fail(FP8PIPE_ENOMEM, "thread %s cannot be started: %s", name, strerror(error));
     } else {
         pthread_setname_np(*thread, name);
     }

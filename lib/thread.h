@@ -18,8 +18,8 @@ enum thread_inside {
 };
 
 /*
- * Starts fn(arg) with all signals blocked, named `name` (15 bytes at most), on `cpu` (-1: any; a CPU
- * that is not there is EINVAL).
+ * Starts fn(arg) with all signals blocked, named `name` (15 bytes at most), on `cpu` (-1: any; a
+ * CPU that is not there is EINVAL).
  */
 enum fp8pipe_status thread_start(pthread_t *thread, const char *name, int cpu, void *(*fn)(void *),
                                  void *arg);

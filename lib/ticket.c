@@ -95,9 +95,8 @@ bool port_failure_find(struct port *port, uint64_t position, struct ticket_failu
     pthread_mutex_lock(&port->lock);
     failed = port->failed;
     if (position < port->too_old) {
-        *failure = (struct ticket_failure){.outcome = FP8PIPE_OUTCOME_CANCELLED,
-                                           .status = FP8PIPE_ETOOOLD,
-                                           .too_old = true};
+        *failure = (struct ticket_failure){
+            .outcome = FP8PIPE_OUTCOME_CANCELLED, .status = FP8PIPE_ETOOOLD, .too_old = true};
         snprintf(failure->sentence, sizeof(failure->sentence), "%s",
                  fp8pipe_strerror(FP8PIPE_ETOOOLD));
         found = true;

@@ -43,7 +43,7 @@ struct ticket_failure {
 
 struct port {
     struct ring ring;
-    pthread_mutex_t inline_mutex; /* INLINE: held from claim to issue */
+    pthread_mutex_t inline_mutex;                    /* INLINE: held from claim to issue */
     struct ec finished __attribute__((aligned(64))); /* waiters for done sleep here */
     uint64_t done;
     uint64_t start;   /* first position of this pipe */

@@ -21,16 +21,20 @@ enum fp8pipe_status pipe_check_ticket(const struct fp8pipe *pipe, const char *fi
     }
     port = &pipe->ports[ticket_lane(ticket)];
     if (position < port->start) {
-        return status_fail(FP8PIPE_ECLOSED, "%s = %#llx: it is a ticket of an earlier pipe, which "
-                           "is closed", field, (unsigned long long)ticket);
+        return status_fail(FP8PIPE_ECLOSED,
+                           "%s = %#llx: it is a ticket of an earlier pipe, which "
+                           "is closed",
+                           field, (unsigned long long)ticket);
     }
     if (position >= ring_head(&port->ring)) {
         return status_fail(FP8PIPE_EINVAL, "%s = %#llx: it was not given out yet", field,
                            (unsigned long long)ticket);
     }
     if (position < port_too_old(port)) {
-        return status_fail(FP8PIPE_ETOOOLD, "%s = %#llx: it is older than the last %d failures of "
-                           "its lane", field, (unsigned long long)ticket, TICKET_FAILURES);
+        return status_fail(FP8PIPE_ETOOOLD,
+                           "%s = %#llx: it is older than the last %d failures of "
+                           "its lane",
+                           field, (unsigned long long)ticket, TICKET_FAILURES);
     }
     return FP8PIPE_OK;
 }

@@ -58,7 +58,7 @@ enum chaos_call {
 #define CHAOS_ENUM(upper, lower) CHAOS_##upper,
     CHAOS_TABLE(CHAOS_ENUM)
 #undef CHAOS_ENUM
-    CHAOS_CALLS,
+        CHAOS_CALLS,
     CHAOS_WORK = CHAOS_CALLS /* any of CHAOS_WORK_TABLE */
 };
 

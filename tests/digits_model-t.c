@@ -239,7 +239,8 @@ int main(void)
 {
     char error[ERROR_BYTES];
 
-    if (digits_load(getenv("DIGITS_DIR") != NULL ? getenv("DIGITS_DIR") : DIGITS_DIR, &digits, error, sizeof(error)) != 0) {
+    if (digits_load(getenv("DIGITS_DIR") != NULL ? getenv("DIGITS_DIR") : DIGITS_DIR, &digits,
+                    error, sizeof(error)) != 0) {
         bail("%s", error);
     }
     check_data();

@@ -140,7 +140,8 @@ static void imitated_sequence_numbers(void)
         }
         ring_free_slots(&ring);
     }
-    is_int(taken_for_published, 0, "bytes that look like a later lap's sequence number are not one");
+    is_int(taken_for_published, 0,
+           "bytes that look like a later lap's sequence number are not one");
 }
 
 static void held_up_producer(void)
@@ -177,7 +178,8 @@ static void closed(void)
     is_int(ring_claim(&ring, 1, &(uint64_t){0}), RING_IS_CLOSED, "a closed ring refuses claims");
     ring_wait_room(&ring, SLOTS + 1);
     pass("and nobody waits for room in it");
-    ok(take(&ring, 0, 1) && !ring_drained(&ring), "it is not drained while an entry is only claimed");
+    ok(take(&ring, 0, 1) && !ring_drained(&ring),
+       "it is not drained while an entry is only claimed");
     publish(&ring, position, 1, 1);
     ok(!ring_drained(&ring), "nor while one is published");
     ok(take(&ring, 1, 1) && ring_drained(&ring), "but when all were taken");

@@ -87,8 +87,8 @@ static void *produce(void *arg)
     struct entry entry;
 
     while (producer->claimed < producer->entries && claim != RING_IS_CLOSED) {
-        size_t bytes = (size_t)test_random_range(&rng, ENTRY_LEAST,
-                                                 (int64_t)entry_size(producer->slots_most));
+        size_t bytes =
+            (size_t)test_random_range(&rng, ENTRY_LEAST, (int64_t)entry_size(producer->slots_most));
         uint32_t slots = ring_slots_for(bytes);
         uint64_t position;
 
@@ -194,9 +194,10 @@ static void closed_under_claims(void)
         struct ring ring;
 
         ring_make(&ring, SLOTS, 1, round % 2 * 1000);
-        start(&producers, 2,
-              (struct producer){
-                  .ring = &ring, .entries = UINT32_MAX, .slots_most = 3, .outstanding = UINT32_MAX});
+        start(
+            &producers, 2,
+            (struct producer){
+                .ring = &ring, .entries = UINT32_MAX, .slots_most = 3, .outstanding = UINT32_MAX});
         while (!ring_drained(&ring)) {
             ring_wait_entry(&ring);
             consume(&ring, &producers);
@@ -208,7 +209,8 @@ static void closed_under_claims(void)
         wrong += ring.rescues != 0;
         ring_free_slots(&ring);
     }
-    is_int(lost, 0, "%d rings closed under claims: what was claimed is published and taken", CLOSINGS);
+    is_int(lost, 0, "%d rings closed under claims: what was claimed is published and taken",
+           CLOSINGS);
     is_int(wrong, 0, "in order, the producers that slept were woken");
 }
 
@@ -240,7 +242,8 @@ static void waiting(void)
         bail("pthread_create");
     }
     ring_wait_room(&ring, 2);
-    is_int(ring_claim(&ring, 2, &position), RING_CLAIMED, "a wait for room ends when there is enough");
+    is_int(ring_claim(&ring, 2, &position), RING_CLAIMED,
+           "a wait for room ends when there is enough");
     ok(ring_wait_consumed(&ring, 2, EC_FOREVER), "a wait for an entry ends when it was taken");
     is_int(ring_tail(&ring), 3, "which is when the tail has passed it");
     pthread_join(thread, NULL);

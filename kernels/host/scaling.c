@@ -1,7 +1,6 @@
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
 
-
 #include "kernels/convert.h"
 
 static uint32_t window_max(const uint32_t *window, int64_t count, uint32_t largest)

@@ -1,9 +1,9 @@
 /*
  * Copies in stream order. CUDA itself copies pageable host memory by waiting for the stream first,
- * which would hold up a launcher, and for ever in INLINE, where the caller is yet to submit what the
- * stream waits for. So such memory goes through a page-locked buffer of the stream's: host functions
- * move it piece by piece, in stream order with the transfers, and one buffer serves all of a
- * stream's copies.
+ * which would hold up a launcher, and for ever in INLINE, where the caller is yet to submit what
+ * the stream waits for. So such memory goes through a page-locked buffer of the stream's: host
+ * functions move it piece by piece, in stream order with the transfers, and one buffer serves all
+ * of a stream's copies.
  */
 #include <stdlib.h>
 #include <string.h>
