@@ -480,7 +480,7 @@ struct fp8pipe_scaling_options {
     enum fp8pipe_recipe recipe;
     enum fp8pipe_amax amax;
     int32_t margin;       /* -64 to 64 */
-    float initial_scale;  /* finite; > 0: every slot's first scale; 0: from the tensor itself */
+    float initial_scale;  /* FLT_MIN to FLT_MAX: every slot's first; 0: from the tensor itself */
     const uint8_t *roles; /* enum fp8pipe_role of each slot, copied; NULL: slot i is role i % 3 */
     enum fp8pipe_granularity granularity;
     enum fp8pipe_scale_source source;

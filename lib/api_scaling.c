@@ -1,6 +1,6 @@
 /* Public entry points of scalings. */
 #include <ck_pr.h>
-#include <math.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,9 +39,10 @@ static enum fp8pipe_status check_options(const struct fp8pipe_scaling_options *o
         return status_fail(FP8PIPE_EINVAL, "margin = %d: it is -%d to %d", options->margin,
                            SCALING_MARGIN_MAX, SCALING_MARGIN_MAX);
     }
-    if (!(options->initial_scale >= 0.0f && isfinite(options->initial_scale))) {
-        return status_fail(FP8PIPE_EINVAL, "initial_scale = %g: it is finite and >= 0",
-                           (double)options->initial_scale);
+    if (options->initial_scale != 0.0f &&
+        !(options->initial_scale >= FLT_MIN && options->initial_scale <= FLT_MAX)) {
+        return status_fail(FP8PIPE_EINVAL, "initial_scale = %g: it is %g to %g, or 0",
+                           (double)options->initial_scale, (double)FLT_MIN, (double)FLT_MAX);
     }
     for (uint32_t i = 0; options->roles != NULL && i < options->slots; i++) {
         if (options->roles[i] > FP8PIPE_ROLE_DY) {

@@ -111,7 +111,7 @@ static void release_dead(struct completion *completion)
         filling = next;
     }
     while ((filling = *link) != NULL) {
-        if (filling_uses(filling, issue.rings, issue.lanes, ISSUE_NO_LANE) == FILLING_QUEUED) {
+        if (filling_uses(filling, &issue) == FILLING_QUEUED) {
             link = &filling->next;
             continue;
         }
@@ -172,17 +172,18 @@ static uint32_t run_defers(struct completion *completion, struct defer *defer)
             event_ring_look(&completion->rings[ticket_lane(defer->ticket)],
                             ticket_position(defer->ticket), &look);
         }
+        /* It may defer again in its own place. */
+        pthread_mutex_lock(&completion->lock);
+        ck_pr_store_32(&completion->outstanding, completion->outstanding - 1);
+        pthread_mutex_unlock(&completion->lock);
+        ec_wake(&completion->room);
         thread_inside_set(THREAD_DEFER);
         defer->fn(defer->arg, defer->ticket, completion_status(&look));
         thread_inside_set(THREAD_OUTSIDE);
         free(defer);
         defer = next;
         count++;
-        pthread_mutex_lock(&completion->lock);
-        ck_pr_store_32(&completion->outstanding, completion->outstanding - 1);
-        pthread_mutex_unlock(&completion->lock);
         completion_interest_drop(completion);
-        ec_wake(&completion->room);
     }
     return count;
 }
@@ -256,6 +257,7 @@ enum fp8pipe_status completion_start(struct completion *completion, struct backe
     completion->fault = fault;
     completion->limit = limit;
     ec_init(&completion->ec);
+    fault->also = &completion->ec;
     ec_init(&completion->room);
     pthread_mutex_init(&completion->lock, NULL);
     ck_spinlock_fas_init(&completion->dead_word);

@@ -19,11 +19,21 @@ enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *bac
     if (ring->events == NULL || ring->slots == NULL) {
         free(ring->events);
         free(ring->slots);
+        ring->events = NULL;
+        ring->slots = NULL;
         return status_fail(FP8PIPE_ENOMEM, "ring_slots = %u: a lane's events are not to be had",
                            slots);
     }
     pthread_mutex_init(&ring->reap, NULL);
-    return FP8PIPE_OK;
+    return backend->ops->event_create(backend, &ring->spare);
+}
+
+/* The event of an issued position. */
+static struct backend_event *event_of(const struct event_ring *ring, uint64_t position)
+{
+    struct backend_event *event = ring->events[position & ring->mask];
+
+    return event != NULL ? event : ring->spare;
 }
 
 void event_ring_free(struct event_ring *ring)
@@ -32,6 +42,9 @@ void event_ring_free(struct event_ring *ring)
         if (ring->events[i] != NULL) {
             ring->backend->ops->event_destroy(ring->backend, ring->events[i]);
         }
+    }
+    if (ring->spare != NULL) {
+        ring->backend->ops->event_destroy(ring->backend, ring->spare);
     }
     free(ring->events);
     free(ring->slots);
@@ -53,39 +66,33 @@ enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t positio
         }
     }
     ring->slots[position & ring->mask] = (uint8_t)slots;
-    return *event != NULL ? FP8PIPE_OK : backend->ops->event_create(backend, event);
+    /* Without an event of its own the op has the spare one: recorded again by another, it stands
+     * for more work, never for less. */
+    if (*event == NULL && backend->ops->event_create(backend, event) != FP8PIPE_OK) {
+        *event = NULL;
+    }
+    return FP8PIPE_OK;
 }
 
 enum fp8pipe_status event_ring_record(struct event_ring *ring, uint64_t position,
                                       struct fp8pipe_stream *stream)
 {
-    if (ring->events[position & ring->mask] == NULL) {
-        return FP8PIPE_OK;
-    }
-    return ring->backend->ops->event_record(ring->backend, ring->events[position & ring->mask],
-                                            stream);
+    return ring->backend->ops->event_record(ring->backend, event_of(ring, position), stream);
 }
 
 enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
                                     struct fp8pipe_stream *stream)
 {
-    struct backend_event *event = ring->events[position & ring->mask];
-
-    if (port_done(ring->port) > position || event == NULL) {
+    if (port_done(ring->port) > position) {
         return FP8PIPE_OK;
     }
-    return ring->backend->ops->stream_wait(ring->backend, stream, event);
+    return ring->backend->ops->stream_wait(ring->backend, stream, event_of(ring, position));
 }
 
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
                                            void *native_stream)
 {
-    struct backend_event *event = ring->events[position & ring->mask];
-
-    if (event == NULL) {
-        return FP8PIPE_OK;
-    }
-    return ring->backend->ops->native_wait(ring->backend, native_stream, event);
+    return ring->backend->ops->native_wait(ring->backend, native_stream, event_of(ring, position));
 }
 
 void event_ring_reap(struct event_ring *ring)
@@ -97,12 +104,9 @@ void event_ring_reap(struct event_ring *ring)
     issued = ring_tail(&ring->port->ring);
     done = ring->port->done;
     while (done < issued && fault_status(ring->fault) == FP8PIPE_OK) {
-        struct backend_event *event = ring->events[done & ring->mask];
-        bool finished = event == NULL; /* an op whose event could not be made launched nothing */
+        bool finished = false;
 
-        if (event != NULL) {
-            status = ring->backend->ops->event_query(ring->backend, event, &finished);
-        }
+        status = ring->backend->ops->event_query(ring->backend, event_of(ring, done), &finished);
         if (status != FP8PIPE_OK || !finished) {
             break;
         }

@@ -23,7 +23,8 @@ struct event_ring {
     struct port *port;
     struct fault *fault;
     struct backend_event **events;
-    uint8_t *slots; /* of the op at a position */
+    struct backend_event *spare; /* shared by the places whose own could not be made */
+    uint8_t *slots;              /* of the op at a position */
     uint64_t mask;
     uint64_t done_ops; /* written under the reap lock, read by stats */
     pthread_mutex_t reap;
@@ -35,8 +36,8 @@ enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *bac
 void event_ring_free(struct event_ring *ring);
 
 /* Makes sure that the position's place is free and has an event; by the launcher, before it issues
- * anything for the op. Waits for the op that had the place. ENOMEM and the like: the op has no
- * event and must launch nothing. EDEVICE: the pipe has failed. */
+ * anything for the op. Waits for the op that had the place. Where no event is to be had the ring's
+ * spare one serves. EDEVICE: the pipe has failed. */
 enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t position, uint32_t slots);
 
 /* Records the op's event on the lane's stream. By the launcher. */

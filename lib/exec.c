@@ -45,26 +45,31 @@ static enum fp8pipe_status enqueue_host_work(struct backend *backend, struct fp8
     return status;
 }
 
-/* The pipe of the `call` that the thread is inside of. */
-static _Thread_local struct fault *call_fault;
+/* The `call` that the thread is inside of. */
+static _Thread_local const struct issue *call_issue;
 
 enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn, void *arg)
 {
-    if (call_fault == NULL) {
-        return status_fail(FP8PIPE_EINVAL, "stream = %p: this thread is not inside a call",
+    if (call_issue == NULL || call_issue->stream != stream) {
+        return status_fail(FP8PIPE_EINVAL, "stream = %p: this thread is not inside a call on it",
                            (void *)stream);
     }
-    return enqueue_host_work(stream->backend, stream, call_fault, fn, arg);
+    return enqueue_host_work(call_issue->backend, stream, call_issue->rings[call_issue->lane].fault,
+                             fn, arg);
 }
 
 static enum fp8pipe_status exec_call(struct issue *issue, const struct op_call *call)
 {
     enum thread_inside before = thread_inside_set(THREAD_FUNCTION);
+    struct backend_scope scope;
     enum fp8pipe_status status;
 
-    call_fault = issue->rings[issue->lane].fault;
+    call_issue = issue;
+    /* fn may make another device current. */
+    issue->backend->ops->enter(issue->backend, &scope);
     status = call->fn(issue->stream, call->arg);
-    call_fault = NULL;
+    issue->backend->ops->leave(issue->backend, &scope);
+    call_issue = NULL;
     thread_inside_set(before);
     if (status != FP8PIPE_OK) {
         status_fail(status, "the function of a call returned %s: %s", fp8pipe_status_name(status),

@@ -11,6 +11,7 @@ void fault_init(struct fault *fault, const struct log *log, struct port *ports, 
     fault->log = log;
     fault->ports = ports;
     fault->count = count;
+    fault->also = NULL;
 }
 
 void fault_raise(struct fault *fault, const char *sentence)
@@ -33,6 +34,9 @@ void fault_raise(struct fault *fault, const char *sentence)
         ec_wake(&fault->ports[i].ring.filled);
         ec_wake(&fault->ports[i].ring.consumed);
         ec_wake(&fault->ports[i].finished);
+    }
+    if (fault->also != NULL) {
+        ec_wake(fault->also);
     }
 }
 

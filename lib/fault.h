@@ -20,6 +20,7 @@ struct fault {
     const struct log *log;
     struct port *ports;
     uint32_t count;
+    struct ec *also; /* NULL, or where else somebody may sleep */
 };
 
 void fault_init(struct fault *fault, const struct log *log, struct port *ports, uint32_t count);

@@ -39,20 +39,37 @@ static bool named_failed(struct lane *lane, const struct op *op, struct ticket_f
     return failed;
 }
 
-/* Makes the stream wait for the predecessors of other lanes and for the caller's event. */
-static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op)
+/* Makes the stream wait for predecessors of other lanes. */
+static enum fp8pipe_status wait_for(struct lane *lane, const fp8pipe_ticket *tickets,
+                                    uint32_t count)
 {
-    struct backend *backend = lane->crew->backend;
-    const fp8pipe_ticket *tickets = op_named(op);
     enum fp8pipe_status status = FP8PIPE_OK;
 
-    for (uint32_t i = 0; i < (uint32_t)op->named + op->order && status == FP8PIPE_OK; i++) {
+    for (uint32_t i = 0; i < count && status == FP8PIPE_OK; i++) {
         uint32_t index = ticket_lane(tickets[i]);
 
         if (index != lane->index) {
             status = event_ring_wait(&lane->crew->rings[index], ticket_position(tickets[i]),
                                      lane->stream);
         }
+    }
+    return status;
+}
+
+/*
+ * Makes the stream wait for what comes before the op. Objects remember their last writer alone, so
+ * a writer's event stands for all that it came after, also when the writer is cancelled.
+ */
+static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op, bool cancelled)
+{
+    struct backend *backend = lane->crew->backend;
+    enum fp8pipe_status status = wait_for(lane, op_order(op), op->order);
+
+    if (cancelled) {
+        return status;
+    }
+    if (status == FP8PIPE_OK) {
+        status = wait_for(lane, op_named(op), op->named);
     }
     if (status == FP8PIPE_OK && op->event != NULL) {
         status = backend->ops->stream_wait_native(backend, lane->stream, op->event);
@@ -90,6 +107,7 @@ static bool must_cancel(struct lane *lane, const struct op *op, struct ticket_fa
         cancel = true;
     }
     failure->outcome = FP8PIPE_OUTCOME_CANCELLED;
+    failure->too_old = false; /* of the predecessor, not of this op */
     return cancel;
 }
 
@@ -115,7 +133,7 @@ static void release_ended(struct lane *lane, const struct op *op, struct issue *
 
     for (uint32_t i = 0; i < op->ended; i++) {
         /* Waiting here for other lanes' uses would hold up this lane's next ops. */
-        if (filling_uses(ended[i], issue->rings, issue->lanes, lane->index) == FILLING_DONE) {
+        if (filling_uses(ended[i], issue) == FILLING_DONE) {
             filling_release(ended[i], issue);
         } else {
             completion_bury(&lane->crew->completion, ended[i]);
@@ -164,10 +182,10 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
     if (status == FP8PIPE_OK && fault_status(crew->fault) != FP8PIPE_OK) {
         status = fault_refuse(crew->fault);
     }
+    if (status == FP8PIPE_OK) {
+        status = wait_on_stream(lane, op, failed);
+    }
     if (!failed) {
-        if (status == FP8PIPE_OK) {
-            status = wait_on_stream(lane, op);
-        }
         if (status == FP8PIPE_OK) {
             status = exec_op(&issue, op, own_ticket(lane, position));
         }

@@ -19,14 +19,27 @@ static struct {
 static uint32_t fork_generation; /* written by the child of fork() alone, single-threaded then */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
+/* The child gets the table whole, and its lock free. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&numbers.lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&numbers.lock);
+}
+
 static void count_fork(void)
 {
     fork_generation++;
+    thread_inside_set(THREAD_OUTSIDE); /* the function that forked is the parent's to finish */
+    pthread_mutex_unlock(&numbers.lock);
 }
 
 static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, count_fork);
+    pthread_atfork(before_fork, after_fork, count_fork);
 }
 
 static enum fp8pipe_status number_take(uint32_t *number, uint64_t *start)
@@ -173,8 +186,11 @@ bool pipe_object_busy(struct fp8pipe *pipe, const struct object *object)
     for (uint32_t i = 0; i < pipe->lanes && !busy; i++) {
         if (object->uses[i] != 0 && port_done(&pipe->ports[i]) < object->uses[i]) {
             event_ring_reap(&pipe->crew->rings[i]);
-            busy = port_done(&pipe->ports[i]) < object->uses[i] &&
-                   fault_status(&pipe->fault) == FP8PIPE_OK;
+            /* A pipe that has failed sees nothing done any more, but its launchers go on to the end
+             * of their rings. */
+            busy = fault_status(&pipe->fault) == FP8PIPE_OK
+                       ? port_done(&pipe->ports[i]) < object->uses[i]
+                       : ring_tail(&pipe->ports[i].ring) < object->uses[i];
         }
     }
     backend->ops->leave(backend, &scope);
@@ -229,6 +245,12 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
     lane->crew = crew;
     lane->index = index;
     lane->port = &pipe->ports[index];
+    if (options->streams != NULL && options->streams[index] == NULL) {
+        return status_fail(FP8PIPE_EINVAL,
+                           "streams[%u] = NULL: name the default stream as cudaStreamLegacy or "
+                           "cudaStreamPerThread",
+                           index);
+    }
     status = event_ring_init(&crew->rings[index], backend, lane->port, &pipe->fault,
                              options->ring_slots);
     if (status == FP8PIPE_OK) {
@@ -490,8 +512,8 @@ static bool wind_down(struct fp8pipe *pipe, int64_t deadline_ns)
         }
     }
     return ec_await(&pipe->idle, no_users, pipe, 0, deadline_ns, &rescues) &&
-           completion_stop(&pipe->crew->completion, deadline_ns) &&
-           launchers_stop(pipe, deadline_ns);
+           launchers_stop(pipe, deadline_ns) &&
+           completion_stop(&pipe->crew->completion, deadline_ns);
 }
 
 static void objects_retire(struct fp8pipe *pipe)

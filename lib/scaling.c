@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <ck_pr.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -305,12 +306,13 @@ enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, co
             return status_fail(FP8PIPE_ESTATE, "slot %u: format = %u: the scaling's slot has %u",
                                slot, saved.format, (unsigned)scaling->formats[slot]);
         }
-        if (!(saved.scale >= 0.0f && isfinite(saved.scale)) || (saved.has_scale & ~1) != 0 ||
+        if (!(saved.scale >= FLT_MIN && saved.scale <= FLT_MAX) || (saved.has_scale & ~1) != 0 ||
             (saved.nonfinite & ~1) != 0) {
             return status_fail(FP8PIPE_ESTATE,
-                               "slot %u: scale = %g, has_scale = %d, nonfinite = "
-                               "%d: a scale is finite and >= 0, a flag 0 or 1",
-                               slot, (double)saved.scale, saved.has_scale, saved.nonfinite);
+                               "slot %u: scale = %g, has_scale = %d, nonfinite = %d: a scale is %g "
+                               "to %g, a flag 0 or 1",
+                               slot, (double)saved.scale, saved.has_scale, saved.nonfinite,
+                               (double)FLT_MIN, (double)FLT_MAX);
         }
         state.scale[slot] = saved.scale;
         state.has_scale[slot] = saved.has_scale;

@@ -93,9 +93,13 @@ void filling_use(struct filling *filling, uint32_t lane, uint64_t position)
 {
     uint64_t last;
 
-    /* What the submitter's object alone holds nobody else can use, nor share. */
+    /* What the submitter's object alone holds nobody else can use, nor share; but who let go of it
+     * may have used it at a later position. */
     if (ck_pr_load_32(&filling->holders) == 1) {
-        ck_pr_store_64(&filling->last[lane], position + 1);
+        ck_pr_fence_acquire();
+        if (ck_pr_load_64(&filling->last[lane]) < position + 1) {
+            ck_pr_store_64(&filling->last[lane], position + 1);
+        }
         return;
     }
     last = ck_pr_load_64(&filling->last[lane]);
@@ -105,21 +109,22 @@ void filling_use(struct filling *filling, uint32_t lane, uint64_t position)
     }
 }
 
-enum filling_uses filling_uses(const struct filling *filling, const struct event_ring *rings,
-                               uint32_t lanes, uint32_t except)
+enum filling_uses filling_uses(const struct filling *filling, const struct issue *issue)
 {
     enum filling_uses uses = FILLING_DONE;
 
-    for (uint32_t lane = 0; lane < lanes; lane++) {
+    for (uint32_t lane = 0; lane < issue->lanes; lane++) {
         uint64_t last = ck_pr_load_64(&filling->last[lane]);
+        struct port *port = issue->rings[lane].port;
 
-        if (lane == except || last == 0) {
+        if (last == 0 || (lane == issue->lane && last <= issue->position + 1)) {
             continue;
         }
-        if (ring_tail(&rings[lane].port->ring) < last) {
+        /* Of the own lane too: who drops the last hold need not be who claimed last. */
+        if (ring_tail(&port->ring) < last) {
             return FILLING_QUEUED;
         }
-        if (port_done(rings[lane].port) < last) {
+        if (port_done(port) < last) {
             uses = FILLING_ISSUED;
         }
     }

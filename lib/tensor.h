@@ -96,11 +96,10 @@ bool filling_drop(struct filling *filling);
 /* The op at a lane's position uses the filling. By its submitter. */
 void filling_use(struct filling *filling, uint32_t lane, uint64_t position);
 
-/* How far the uses of a filling without holders are, apart from those of one lane (or
- * ISSUE_NO_LANE). */
+/* How far the uses of a filling without holders are, apart from those that stand before the end of
+ * the issue's op in its own lane. */
 enum filling_uses { FILLING_QUEUED, FILLING_ISSUED, FILLING_DONE };
-enum filling_uses filling_uses(const struct filling *filling, const struct event_ring *rings,
-                               uint32_t lanes, uint32_t except);
+enum filling_uses filling_uses(const struct filling *filling, const struct issue *issue);
 
 /*
  * Gives the memory of a filling without holders back, in the order of the issue's stream and after

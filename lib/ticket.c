@@ -32,8 +32,11 @@ enum fp8pipe_status port_init(struct port *port, uint32_t ring_slots, uint64_t s
 void port_retire(struct port *port)
 {
     ring_free_slots(&port->ring);
+    /* A late submit may still look for its predecessors' failures. */
+    pthread_mutex_lock(&port->lock);
     free(port->failures);
     port->failures = NULL;
+    pthread_mutex_unlock(&port->lock);
 }
 
 uint64_t port_done(const struct port *port)
@@ -94,6 +97,9 @@ bool port_failure_find(struct port *port, uint64_t position, struct ticket_failu
     }
     pthread_mutex_lock(&port->lock);
     failed = port->failed;
+    if (port->failures == NULL) {
+        goto unlock; /* the pipe is closed: the ring refuses whatever comes of this */
+    }
     if (position < port->too_old) {
         *failure = (struct ticket_failure){
             .outcome = FP8PIPE_OUTCOME_CANCELLED, .status = FP8PIPE_ETOOOLD, .too_old = true};

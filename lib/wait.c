@@ -39,22 +39,33 @@ enum fp8pipe_status pipe_check_ticket(const struct fp8pipe *pipe, const char *fi
     return FP8PIPE_OK;
 }
 
-struct done_wait {
+struct mark_wait {
     struct event_ring *ring;
     uint64_t position;
 };
 
-static bool done_ready(void *arg)
+static bool issued_ready(void *arg)
 {
-    struct done_wait *wait = arg;
+    struct mark_wait *wait = arg;
     struct look look;
 
+    event_ring_look(wait->ring, wait->position, &look);
+    return look.issued;
+}
+
+/* Reaps itself: the completion thread may be inside a defer for any time. */
+static bool done_ready(void *arg)
+{
+    struct mark_wait *wait = arg;
+    struct look look;
+
+    event_ring_reap(wait->ring);
     event_ring_look(wait->ring, wait->position, &look);
     return look.done;
 }
 
 /* True when it is done. Inside `enter`. */
-static bool wait_done(struct fp8pipe *pipe, struct done_wait *wait, int64_t deadline_ns)
+static bool wait_done(struct fp8pipe *pipe, struct mark_wait *wait, int64_t deadline_ns)
 {
     struct completion *completion = &pipe->crew->completion;
     struct port *port = wait->ring->port;
@@ -66,7 +77,6 @@ static bool wait_done(struct fp8pipe *pipe, struct done_wait *wait, int64_t dead
         spin_end = deadline_ns;
     }
     do {
-        event_ring_reap(wait->ring);
         done = done_ready(wait);
     } while (!done && ec_now_ns() < spin_end);
     if (poll_ns > 0) {
@@ -74,15 +84,13 @@ static bool wait_done(struct fp8pipe *pipe, struct done_wait *wait, int64_t dead
             int64_t nap_end = ec_deadline_ns(poll_ns);
 
             ec_nap(&port->finished, nap_end < deadline_ns ? nap_end : deadline_ns);
-            event_ring_reap(wait->ring);
             done = done_ready(wait);
             /* Long waits need not be noticed that soon. */
             poll_ns = poll_ns * 2 < WAIT_POLL_NS_MAX ? poll_ns * 2 : WAIT_POLL_NS_MAX;
         }
     } else if (!done) {
         completion_interest_add(completion);
-        event_ring_reap(wait->ring);
-        done = ec_await(&port->finished, done_ready, wait, 0, deadline_ns, &port->ring.rescues);
+        done = ec_await(&completion->ec, done_ready, wait, 0, deadline_ns, &port->ring.rescues);
         completion_interest_drop(completion);
     }
     return done;
@@ -92,14 +100,17 @@ bool pipe_reach(struct fp8pipe *pipe, fp8pipe_ticket ticket, enum fp8pipe_mark m
                 int64_t deadline_ns, struct look *look)
 {
     struct crew *crew = pipe->crew;
-    struct done_wait wait = {&crew->rings[ticket_lane(ticket)], ticket_position(ticket)};
+    struct mark_wait wait = {&crew->rings[ticket_lane(ticket)], ticket_position(ticket)};
     struct backend_scope scope;
     bool reached;
 
     event_ring_look(wait.ring, wait.position, look);
     reached = mark == FP8PIPE_ISSUED ? look->issued : look->done;
     if (!reached && mark == FP8PIPE_ISSUED) {
-        reached = ring_wait_consumed(&wait.ring->port->ring, wait.position, deadline_ns);
+        struct ring *ring = &wait.ring->port->ring;
+
+        reached = ec_await(&ring->consumed, issued_ready, &wait, ring->spin_ns, deadline_ns,
+                           &ring->rescues);
     } else if (!reached) {
         crew->backend->ops->enter(crew->backend, &scope);
         reached = wait_done(pipe, &wait, deadline_ns);
