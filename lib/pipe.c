@@ -4,75 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crew.h"
 #include "options.h"
+#include "table.h"
 #include "thread.h"
-
-/* The table of pipes: which numbers are taken, and where their positions go on. */
-static struct {
-    pthread_mutex_t lock;
-    bool taken[TICKET_PIPES];
-    uint64_t next[TICKET_PIPES];
-    uint32_t last;
-    struct fp8pipe *opened; /* all handles ever made: they are never freed */
-} numbers = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static uint32_t fork_generation; /* written by the child of fork() alone, single-threaded then */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-
-/* The child gets the table whole, and its lock free. */
-static void before_fork(void)
-{
-    pthread_mutex_lock(&numbers.lock);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&numbers.lock);
-}
-
-static void count_fork(void)
-{
-    fork_generation++;
-    thread_inside_set(THREAD_OUTSIDE); /* the function that forked is the parent's to finish */
-    pthread_mutex_unlock(&numbers.lock);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork, count_fork);
-}
-
-static enum fp8pipe_status number_take(uint32_t *number, uint64_t *start)
-{
-    bool found = false;
-
-    pthread_mutex_lock(&numbers.lock);
-    for (uint32_t i = 0; i < TICKET_PIPES; i++) {
-        uint32_t at = (numbers.last + i) % TICKET_PIPES;
-
-        if (!numbers.taken[at]) {
-            numbers.taken[at] = true;
-            numbers.last = at + 1;
-            *number = at;
-            /* Position 0 would make ticket 0 of pipe 0 and lane 0. */
-            *start = numbers.next[at] == 0 ? 1 : numbers.next[at];
-            found = true;
-            break;
-        }
-    }
-    pthread_mutex_unlock(&numbers.lock);
-    return found ? FP8PIPE_OK
-                 : status_fail(FP8PIPE_ENOMEM, "%d pipes are open: no more fit into a ticket",
-                               TICKET_PIPES);
-}
-
-static void number_give_back(uint32_t number, uint64_t next)
-{
-    pthread_mutex_lock(&numbers.lock);
-    numbers.taken[number] = false;
-    numbers.next[number] = next;
-    pthread_mutex_unlock(&numbers.lock);
-}
 
 enum fp8pipe_status pipe_check(const struct fp8pipe *pipe)
 {
@@ -82,7 +17,7 @@ enum fp8pipe_status pipe_check(const struct fp8pipe *pipe)
     if (ck_pr_load_32(&pipe->state) != PIPE_OPEN) {
         return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", pipe->number);
     }
-    if (pipe->generation != fork_generation) {
+    if (pipe->generation != table_fork_generation) {
         return status_fail(FP8PIPE_EFORKED,
                            "pipe %u was opened before fork(): its child can only "
                            "close it",
@@ -206,151 +141,6 @@ void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling)
 
 /* ---- Open ---------------------------------------------------------------------------------- */
 
-static void crew_free(struct fp8pipe *pipe)
-{
-    struct crew *crew = pipe->crew;
-    struct backend *backend = crew->backend;
-    struct backend_scope scope;
-
-    backend->ops->enter(backend, &scope);
-    for (uint32_t i = 0; i < pipe->lanes; i++) {
-        struct lane *lane = &crew->lanes[i];
-
-        if (lane->own_amax != NULL) {
-            backend->ops->free(backend, NULL, lane->own_amax, sizeof(*lane->own_amax));
-        }
-        if (lane->stream != NULL) {
-            backend->ops->stream_destroy(backend, lane->stream);
-        }
-        if (crew->rings[i].events != NULL) {
-            event_ring_free(&crew->rings[i]);
-        }
-    }
-    backend->ops->leave(backend, &scope);
-    backend->ops->close(backend);
-    free(crew->rings);
-    free(crew->lanes);
-    free(crew);
-    pipe->crew = NULL;
-}
-
-static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
-                                     const struct fp8pipe_options *options)
-{
-    struct crew *crew = pipe->crew;
-    struct backend *backend = crew->backend;
-    struct lane *lane = &crew->lanes[index];
-    enum fp8pipe_status status;
-
-    lane->crew = crew;
-    lane->index = index;
-    lane->port = &pipe->ports[index];
-    if (options->streams != NULL && options->streams[index] == NULL) {
-        return status_fail(FP8PIPE_EINVAL,
-                           "streams[%u] = NULL: name the default stream as cudaStreamLegacy or "
-                           "cudaStreamPerThread",
-                           index);
-    }
-    status = event_ring_init(&crew->rings[index], backend, lane->port, &pipe->fault,
-                             options->ring_slots);
-    if (status == FP8PIPE_OK) {
-        status = backend->ops->stream_create(
-            backend, options->streams == NULL ? NULL : options->streams[index], &lane->stream);
-    }
-    if (status == FP8PIPE_OK) {
-        status =
-            backend->ops->alloc(backend, NULL, sizeof(*lane->own_amax), (void **)&lane->own_amax);
-    }
-    return status;
-}
-
-static enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *ops,
-                                     const struct fp8pipe_options *options)
-{
-    struct crew *crew = calloc(1, sizeof(*crew));
-    struct backend_options backend_options = {
-        .device = options->device,
-        .allocator = options->allocator,
-        .workspace_bytes = options->workspace_bytes,
-        .notify = completion_notify,
-    };
-    struct backend_scope scope;
-    enum fp8pipe_status status;
-
-    if (crew == NULL) {
-        return status_fail(FP8PIPE_ENOMEM, "a pipe's lanes are not to be had");
-    }
-    crew->lanes = calloc(pipe->lanes, sizeof(*crew->lanes));
-    crew->rings = calloc(pipe->lanes, sizeof(*crew->rings));
-    if (crew->lanes == NULL || crew->rings == NULL) {
-        status = status_fail(FP8PIPE_ENOMEM, "lanes = %u: they are not to be had", pipe->lanes);
-        goto free_crew;
-    }
-    backend_options.notify_arg = &crew->completion;
-    status = ops->open(&backend_options, &crew->backend);
-    if (status != FP8PIPE_OK) {
-        goto free_crew;
-    }
-    crew->pipe = pipe->number;
-    crew->count = pipe->lanes;
-    crew->ports = pipe->ports;
-    crew->fault = &pipe->fault;
-    crew->log = &pipe->log;
-    pipe->crew = crew;
-    crew->backend->ops->enter(crew->backend, &scope);
-    for (uint32_t i = 0; i < pipe->lanes && status == FP8PIPE_OK; i++) {
-        status = lane_open(pipe, i, options);
-    }
-    if (status == FP8PIPE_OK) {
-        status = completion_start(&crew->completion, crew->backend, crew->rings, pipe->lanes,
-                                  pipe->number, &pipe->fault, options->defer_limit);
-    }
-    crew->backend->ops->leave(crew->backend, &scope);
-    if (status != FP8PIPE_OK) {
-        crew_free(pipe);
-    }
-    return status;
-free_crew:
-    free(crew->lanes);
-    free(crew->rings);
-    free(crew);
-    return status;
-}
-
-/* Closes the rings, so that launchers end, and joins those that were started. */
-static bool launchers_stop(struct fp8pipe *pipe, int64_t deadline_ns)
-{
-    for (uint32_t i = 0; i < pipe->lanes; i++) {
-        struct lane *lane = &pipe->crew->lanes[i];
-
-        ring_close(&pipe->ports[i].ring);
-        if (lane->started) {
-            if (!thread_join(lane->thread, deadline_ns)) {
-                return false;
-            }
-            lane->started = false;
-        }
-    }
-    return true;
-}
-
-static enum fp8pipe_status launchers_start(struct fp8pipe *pipe,
-                                           const struct fp8pipe_options *options)
-{
-    for (uint32_t i = 0; i < pipe->lanes && options->mode == FP8PIPE_ASYNC; i++) {
-        enum fp8pipe_status status = lane_start(
-            &pipe->crew->lanes[i], options->affinity == NULL ? -1 : options->affinity[i]);
-
-        if (status != FP8PIPE_OK) {
-            launchers_stop(pipe, EC_FOREVER);
-            completion_stop(&pipe->crew->completion, EC_FOREVER);
-            crew_free(pipe);
-            return status;
-        }
-    }
-    return FP8PIPE_OK;
-}
-
 static enum fp8pipe_status pipe_open_checked(const struct fp8pipe_options *options,
                                              const struct backend_ops *ops, struct fp8pipe **out)
 {
@@ -366,12 +156,11 @@ static enum fp8pipe_status pipe_open_checked(const struct fp8pipe_options *optio
         return status_fail(FP8PIPE_ENOMEM, "a pipe's handle: %zu bytes are not to be had", bytes);
     }
     memset(pipe, 0, bytes);
-    status = number_take(&pipe->number, &start);
+    status = table_take(&pipe->number, &start);
     if (status != FP8PIPE_OK) {
         goto free_pipe;
     }
-    pthread_once(&fork_once, watch_forks);
-    pipe->generation = fork_generation;
+    pipe->generation = table_fork_generation;
     pipe->lanes = (uint32_t)lanes;
     pipe->mode = options->mode;
     pipe->backend = ops->kind;
@@ -390,15 +179,12 @@ static enum fp8pipe_status pipe_open_checked(const struct fp8pipe_options *optio
     }
     status = crew_make(pipe, ops, options);
     if (status == FP8PIPE_OK) {
-        status = launchers_start(pipe, options);
+        status = crew_start(pipe, options);
     }
     if (status != FP8PIPE_OK) {
         goto retire_ports;
     }
-    pthread_mutex_lock(&numbers.lock);
-    pipe->opened_before = numbers.opened;
-    numbers.opened = pipe;
-    pthread_mutex_unlock(&numbers.lock);
+    table_add(&pipe->entry);
     log_line(&pipe->log, FP8PIPE_LOG_INFO, "open on %s, %u lanes", ops->name, pipe->lanes);
     *out = pipe;
     return FP8PIPE_OK;
@@ -406,7 +192,7 @@ retire_ports:
     while (ports > 0) {
         port_retire(&pipe->ports[--ports]);
     }
-    number_give_back(pipe->number, start);
+    table_give_back(pipe->number, start);
 free_pipe:
     free(pipe);
     return status;
@@ -512,8 +298,7 @@ static bool wind_down(struct fp8pipe *pipe, int64_t deadline_ns)
         }
     }
     return ec_await(&pipe->idle, no_users, pipe, 0, deadline_ns, &rescues) &&
-           launchers_stop(pipe, deadline_ns) &&
-           completion_stop(&pipe->crew->completion, deadline_ns);
+           crew_stop(pipe, deadline_ns) && completion_stop(&pipe->crew->completion, deadline_ns);
 }
 
 static void objects_retire(struct fp8pipe *pipe)
@@ -527,6 +312,8 @@ static void objects_retire(struct fp8pipe *pipe)
     struct backend_scope scope;
 
     backend->ops->enter(backend, &scope);
+    /* On a pipe that has failed, ops that were issued may run still. */
+    crew_streams_end(pipe->crew);
     pthread_mutex_lock(&pipe->objects_lock);
     for (struct object *object = pipe->objects; object != NULL; object = object->next) {
         object_lock(object);
@@ -558,7 +345,7 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
         return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", pipe->number);
     }
     ck_pr_fence_memory();
-    if (pipe->generation != fork_generation) {
+    if (pipe->generation != table_fork_generation) {
         ck_pr_store_32(&pipe->state, PIPE_CLOSED);
         return FP8PIPE_OK;
     }
@@ -586,6 +373,6 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
         port_retire(&pipe->ports[i]);
     }
     ck_pr_store_32(&pipe->state, PIPE_CLOSED);
-    number_give_back(pipe->number, next);
+    table_give_back(pipe->number, next);
     return FP8PIPE_OK;
 }

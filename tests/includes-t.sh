@@ -10,8 +10,11 @@ cd "$srcdir" || exit 1
 # without going in circles.
 layers='
 api
+layer_draft
 submit wait
 pipe
+crew
+handle
 lane
 completion exec
 linear
@@ -19,7 +22,7 @@ quantize
 scaling tensor gemm
 issue
 event_ring
-fault
+fault table
 object op ticket
 ring
 host cuda

@@ -1,0 +1,333 @@
+/* Public entry points of a linear's dgrad and wgrad. */
+#include "layer_draft.h"
+
+/* ---- dgrad --------------------------------------------------------------------------------- */
+
+static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
+{
+    const struct layer_draft *layer = arg;
+    const struct fp8pipe_dgrad_op *op = layer->op.dgrad;
+    struct fp8pipe_linear *linear = layer->linear;
+    struct op_dgrad *dgrad = &draft->entry.op.u.dgrad;
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    if (op->saved != NULL && op->saved->kept_by != linear) {
+        return status_fail(FP8PIPE_EINVAL, "saved = %p: it keeps nothing of this linear",
+                           (void *)op->saved);
+    }
+    dgrad->version = op->saved != NULL ? op->saved->version : linear->current;
+    status = layer_bind_version(draft, dgrad->version);
+    if (status == FP8PIPE_OK && op->saved != NULL) {
+        status = draft_after(draft, op->saved->kept_ticket);
+    }
+    if (status == FP8PIPE_OK && op->dy_tensor != NULL) {
+        status = layer_bind_shared(draft, "dy_tensor", op->dy_tensor, op->dx.rows,
+                                   linear->out_features, linear->scaling->formats[linear->slot_dy],
+                                   true, false, &dgrad->dy_filling);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    layer_bind(draft, linear);
+    if (draft->last_use && op->saved != NULL) {
+        tensor_may_end(draft, op->saved);
+    }
+    if (draft->last_use && op->dy_tensor != NULL) {
+        tensor_may_end(draft, op->dy_tensor);
+    }
+    if (op->dy_saved != NULL) {
+        tensor_may_end(draft, op->dy_saved);
+    }
+    draft_use(draft, layer->kept);
+    return FP8PIPE_OK;
+}
+
+static void commit_dgrad(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct layer_draft *layer = arg;
+    const struct fp8pipe_dgrad_op *op = layer->op.dgrad;
+    struct fp8pipe_linear *linear = layer->linear;
+
+    layer_commit(draft, linear, ticket);
+    if (draft->last_use && op->saved != NULL) {
+        tensor_let_go(draft, op->saved);
+    }
+    if (draft->last_use && op->dy_tensor != NULL) {
+        tensor_let_go(draft, op->dy_tensor);
+    }
+    if (op->dy_saved != NULL) {
+        tensor_let_go(draft, op->dy_saved);
+        if (layer->kept != NULL) {
+            layer->kept->filled_by = ticket;
+            op->dy_saved->filling = layer->kept;
+        }
+    }
+}
+
+static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
+                                       const struct fp8pipe_dgrad_op *op)
+{
+    enum fp8pipe_status status = check_matrix_shape("dx", &op->dx, -1, linear->in_features);
+
+    if (status == FP8PIPE_OK) {
+        status = check_enum("accumulation", (int)op->accumulation, FP8PIPE_ACCUMULATION_SPLIT);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_sums("bias_grad", &op->bias_grad, linear->out_features);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_flag("bias_grad_accumulate", op->bias_grad_accumulate);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (op->dy_tensor != NULL) {
+        if (linear->scaling == NULL) {
+            return status_fail(FP8PIPE_EINVAL, "dy_tensor = %p: an unquantized linear takes dy",
+                               (void *)op->dy_tensor);
+        }
+        if (check_given(&op->dy)) {
+            return status_fail(FP8PIPE_EINVAL, "dy.data = %p: dY is dy_tensor", op->dy.data);
+        }
+        if (op->dy_saved != NULL || op->bias_grad.data != NULL) {
+            return status_fail(FP8PIPE_EINVAL, "%s = %p: it needs dy, dY is dy_tensor",
+                               op->dy_saved != NULL ? "dy_saved" : "bias_grad.data",
+                               op->dy_saved != NULL ? (void *)op->dy_saved : op->bias_grad.data);
+        }
+        return FP8PIPE_OK;
+    }
+    status = check_matrix_shape("dy", &op->dy, op->dx.rows, linear->out_features);
+    if (status == FP8PIPE_OK) {
+        status = layer_dtype("dy", &op->dy, linear);
+    }
+    return status != FP8PIPE_OK ? status : check_apart("dx", &op->dx, "dy", &op->dy);
+}
+
+enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
+                                         const struct fp8pipe_dgrad_op *op, fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_dgrad_op defaults = FP8PIPE_DGRAD_OP_INIT;
+    static const struct draft_calls calls = {bind_dgrad, commit_dgrad};
+    struct layer_draft layer = {.linear = linear};
+    struct fp8pipe_dgrad_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = layer_check(linear);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    layer.op.dgrad = op = given;
+    status = draft_begin(&draft, linear->object.pipe, &op->submit, OP_DGRAD,
+                         sizeof(struct op_dgrad), FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX);
+    if (status == FP8PIPE_OK) {
+        status = check_dgrad(linear, op);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_object(&draft, linear);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(&draft, "dy_tensor", op->dy_tensor);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(&draft, "saved", op->saved);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(&draft, "dy_saved", op->dy_saved);
+    }
+    if (status == FP8PIPE_OK && linear->scaling != NULL && op->dy_saved != NULL) {
+        status = draft_filling(&draft, &layer.kept);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (layer.kept != NULL) {
+        filling_shape(layer.kept, op->dy.rows, op->dy.cols,
+                      linear->scaling->formats[linear->slot_dy], false, true);
+    }
+    draft.entry.op.u.dgrad = (struct op_dgrad){
+        .linear = linear,
+        .dy = op->dy,
+        .dx = op->dx,
+        .kept = layer.kept,
+        .sums = op->bias_grad.data,
+    };
+    draft.entry.op.flags |= (uint8_t)(layer_fast(op->accumulation, false) |
+                                      (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
+    status = draft_submit(&draft, &calls, &layer, ticket);
+    if (status != FP8PIPE_OK && layer.kept != NULL) {
+        filling_put(layer.kept);
+    }
+    return status;
+}
+
+/* ---- wgrad --------------------------------------------------------------------------------- */
+
+static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
+{
+    const struct layer_draft *layer = arg;
+    const struct fp8pipe_wgrad_op *op = layer->op.wgrad;
+    struct fp8pipe_linear *linear = layer->linear;
+    struct op_wgrad *wgrad = &draft->entry.op.u.wgrad;
+    enum fp8pipe_status status = FP8PIPE_OK;
+    int64_t rows = op->dy_tensor != NULL ? -1 : op->dy.rows;
+
+    if (linear->scaling != NULL) {
+        if (op->saved->kept_by != linear) {
+            return status_fail(FP8PIPE_EINVAL, "saved = %p: it keeps nothing of this linear",
+                               (void *)op->saved);
+        }
+        if (op->dy_tensor != NULL) {
+            status = layer_bind_shared(
+                draft, "dy_tensor", op->dy_tensor, check_given(&op->dy) ? op->dy.rows : -1,
+                linear->out_features, linear->scaling->formats[linear->slot_dy], false, true,
+                &wgrad->dy_filling);
+            rows = status == FP8PIPE_OK ? wgrad->dy_filling->rows : -1;
+        }
+        if (status == FP8PIPE_OK) {
+            status = layer_bind_shared(draft, "saved", op->saved, rows, linear->in_features,
+                                       linear->scaling->formats[linear->slot_x], false, true,
+                                       &wgrad->x_filling);
+        }
+        if (status == FP8PIPE_OK) {
+            status = draft_after(draft, op->saved->kept_ticket);
+        }
+        if (status != FP8PIPE_OK) {
+            return status;
+        }
+    }
+    layer_bind(draft, linear);
+    if (draft->last_use && op->saved != NULL) {
+        tensor_may_end(draft, op->saved);
+    }
+    if (draft->last_use && op->dy_tensor != NULL) {
+        tensor_may_end(draft, op->dy_tensor);
+    }
+    return FP8PIPE_OK;
+}
+
+static void commit_wgrad(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct layer_draft *layer = arg;
+    const struct fp8pipe_wgrad_op *op = layer->op.wgrad;
+
+    layer_commit(draft, layer->linear, ticket);
+    if (draft->last_use && op->saved != NULL) {
+        tensor_let_go(draft, op->saved);
+    }
+    if (draft->last_use && op->dy_tensor != NULL) {
+        tensor_let_go(draft, op->dy_tensor);
+    }
+}
+
+static enum fp8pipe_status check_wgrad_sources(const struct fp8pipe_linear *linear,
+                                               const struct fp8pipe_wgrad_op *op)
+{
+    bool quantized = linear->scaling != NULL;
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    if (quantized && op->saved == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "saved = NULL: X is what the forward kept");
+    }
+    if (!quantized || op->dy_tensor == NULL || check_given(&op->dy)) {
+        status = check_matrix_shape("dy", &op->dy, -1, linear->out_features);
+        if (status == FP8PIPE_OK) {
+            status = layer_dtype("dy", &op->dy, linear);
+        }
+        if (status == FP8PIPE_OK) {
+            status = check_apart("dw", &op->dw, "dy", &op->dy);
+        }
+    }
+    if (status == FP8PIPE_OK && op->bias_grad.data != NULL && quantized && op->dy_tensor != NULL &&
+        !check_given(&op->dy)) {
+        status =
+            status_fail(FP8PIPE_EINVAL, "bias_grad.data = %p: it needs dy", op->bias_grad.data);
+    }
+    if (status == FP8PIPE_OK && quantized && check_given(&op->x)) {
+        status = status_fail(FP8PIPE_EINVAL, "x.data = %p: X is what the forward kept in saved",
+                             op->x.data);
+    }
+    if (status != FP8PIPE_OK || quantized) {
+        return status;
+    }
+    status = check_matrix_shape("x", &op->x, op->dy.rows, linear->in_features);
+    if (status == FP8PIPE_OK) {
+        status = layer_dtype("x", &op->x, linear);
+    }
+    return status != FP8PIPE_OK ? status : check_apart("dw", &op->dw, "x", &op->x);
+}
+
+static enum fp8pipe_status check_wgrad(const struct fp8pipe_linear *linear,
+                                       const struct fp8pipe_wgrad_op *op)
+{
+    enum fp8pipe_status status =
+        check_matrix_shape("dw", &op->dw, linear->out_features, linear->in_features);
+
+    if (status == FP8PIPE_OK) {
+        status = check_enum("accumulation", (int)op->accumulation, FP8PIPE_ACCUMULATION_SPLIT);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_sums("bias_grad", &op->bias_grad, linear->out_features);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_flag("accumulate", op->accumulate);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_flag("bias_grad_accumulate", op->bias_grad_accumulate);
+    }
+    if (status == FP8PIPE_OK && op->reserved != 0) {
+        status = status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", op->reserved);
+    }
+    return status != FP8PIPE_OK ? status : check_wgrad_sources(linear, op);
+}
+
+enum fp8pipe_status fp8pipe_linear_wgrad(struct fp8pipe_linear *linear,
+                                         const struct fp8pipe_wgrad_op *op, fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_wgrad_op defaults = FP8PIPE_WGRAD_OP_INIT;
+    static const struct draft_calls calls = {bind_wgrad, commit_wgrad};
+    struct layer_draft layer = {.linear = linear};
+    struct fp8pipe_wgrad_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = layer_check(linear);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    layer.op.wgrad = op = given;
+    status = draft_begin(&draft, linear->object.pipe, &op->submit, OP_WGRAD,
+                         sizeof(struct op_wgrad), FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX);
+    if (status == FP8PIPE_OK) {
+        status = check_wgrad(linear, op);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_object(&draft, linear);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(&draft, "dy_tensor", op->dy_tensor);
+    }
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(&draft, "saved", op->saved);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.wgrad = (struct op_wgrad){
+        .linear = linear,
+        .dy = op->dy,
+        .x = op->x,
+        .dw = op->dw,
+        .sums = op->bias_grad.data,
+    };
+    draft.entry.op.flags |=
+        (uint8_t)(layer_fast(op->accumulation, false) | (op->accumulate ? OP_ACCUMULATE : 0u) |
+                  (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
+    return draft_submit(&draft, &calls, &layer, ticket);
+}

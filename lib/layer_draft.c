@@ -1,0 +1,111 @@
+#include "layer_draft.h"
+
+enum fp8pipe_status layer_check(const struct fp8pipe_linear *linear)
+{
+    return linear != NULL ? FP8PIPE_OK : status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+}
+
+enum fp8pipe_status layer_object(struct draft *draft, struct fp8pipe_linear *linear)
+{
+    enum fp8pipe_status status = draft_object(draft, "linear", &linear->object);
+
+    return status != FP8PIPE_OK || linear->scaling == NULL
+               ? status
+               : draft_object(draft, "scaling", &linear->scaling->object);
+}
+
+enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
+                                 struct fp8pipe_tensor *tensor)
+{
+    uint32_t count = draft->object_count;
+    enum fp8pipe_status status;
+
+    if (tensor == NULL) {
+        return FP8PIPE_OK;
+    }
+    status = draft_object(draft, field, &tensor->object);
+    if (status == FP8PIPE_OK && draft->object_count == count) {
+        status = status_fail(FP8PIPE_EINVAL, "%s = %p: it is another tensor of the op too", field,
+                             (void *)tensor);
+    }
+    return status;
+}
+
+uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default)
+{
+    return accumulation == FP8PIPE_ACCUMULATION_FAST ||
+                   (accumulation == FP8PIPE_ACCUMULATION_DEFAULT && fast_by_default)
+               ? OP_FAST
+               : 0;
+}
+
+enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *matrix,
+                                const struct fp8pipe_linear *linear)
+{
+    if (linear->scaling == NULL && matrix->dtype != linear->weight_dtype) {
+        return status_fail(FP8PIPE_EINVAL,
+                           "%s.dtype = %d: an unquantized linear's is its "
+                           "weight's, %d",
+                           field, (int)matrix->dtype, (int)linear->weight_dtype);
+    }
+    return FP8PIPE_OK;
+}
+
+enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version)
+{
+    uint32_t named = draft->named_count;
+    enum fp8pipe_status status = draft_after(draft, version->written);
+
+    if (status == FP8PIPE_OK && draft->named_count == named) {
+        version->written = 0; /* known to be done */
+    }
+    draft_use(draft, version->filling);
+    return status;
+}
+
+void layer_bind(struct draft *draft, const struct fp8pipe_linear *linear)
+{
+    if (linear->scaling != NULL) {
+        draft_use_scaling(draft, linear->scaling);
+    }
+    draft_may_end(draft, linear->retired != NULL);
+}
+
+void layer_commit(struct draft *draft, struct fp8pipe_linear *linear, fp8pipe_ticket ticket)
+{
+    if (linear->scaling != NULL) {
+        draft_used_scaling(draft, linear->scaling, ticket);
+    }
+    if (linear->retired != NULL) {
+        draft_end(draft, linear->retired);
+        linear->retired = NULL;
+    }
+}
+
+enum fp8pipe_status layer_bind_shared(struct draft *draft, const char *field,
+                                      const struct fp8pipe_tensor *tensor, int64_t rows,
+                                      int64_t cols, enum fp8pipe_format format, bool rowwise,
+                                      bool transposed, struct filling **filling)
+{
+    struct filling *current = tensor->filling;
+
+    if (current == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: it is empty", field, (const void *)tensor);
+    }
+    if ((rows >= 0 && current->rows != rows) || current->cols != cols) {
+        return status_fail(FP8PIPE_EINVAL, "%s: it has %lld x %lld entries, here are %lld x %lld",
+                           field, (long long)current->rows, (long long)current->cols,
+                           (long long)rows, (long long)cols);
+    }
+    if (current->format != format) {
+        return status_fail(FP8PIPE_EINVAL, "%s: its format is %s, here it is %s", field,
+                           current->format == FP8PIPE_E4M3 ? "E4M3" : "E5M2",
+                           format == FP8PIPE_E4M3 ? "E4M3" : "E5M2");
+    }
+    if ((rowwise && !current->rowwise) || (transposed && !current->transposed)) {
+        return status_fail(FP8PIPE_EINVAL, "%s: it has no %s copy", field,
+                           rowwise && !current->rowwise ? "row-wise" : "transposed");
+    }
+    *filling = current;
+    return draft_read_filling(draft, current);
+}
