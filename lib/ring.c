@@ -51,16 +51,16 @@ uint64_t ring_head(const struct ring *ring)
 
 static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
 {
-    uint64_t capacity = ring->mask + 1;
+    uint64_t capacity = ring->mask + 1, tail;
 
     if (head + slots - ck_pr_load_64(&ring->tail_seen) <= capacity) {
         ck_pr_fence_acquire();
         return true;
     }
-    /* Producers may store an older tail over a newer one; that only makes the next one look again.
-     */
-    ck_pr_store_64(&ring->tail_seen, ring_tail(ring));
-    return head + slots - ck_pr_load_64(&ring->tail_seen) <= capacity;
+    /* Producers may store an older tail over a newer one; that only makes the next look again. */
+    tail = ring_tail(ring);
+    ck_pr_store_64(&ring->tail_seen, tail);
+    return head + slots - tail <= capacity;
 }
 
 enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
