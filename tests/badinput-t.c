@@ -215,6 +215,7 @@ static void scaling_part(void)
     SPOILED(good, op.initial_scale = -1, SUBMIT, "initial_scale", "-1");
     SPOILED(good, op.initial_scale = NAN, SUBMIT, "initial_scale", "nan");
     SPOILED(good, op.initial_scale = INFINITY, SUBMIT, "initial_scale", "inf");
+    SPOILED(good, op.initial_scale = 0x1p-127f, SUBMIT, "initial_scale", "5.87747e-39");
     SPOILED(good, op.roles = roles, SUBMIT, "roles", "3");
     SPOILED(good, op.granularity = (enum fp8pipe_granularity)1, SUBMIT, "granularity", "1");
     SPOILED(good, op.source = (enum fp8pipe_scale_source)2, SUBMIT, "source", "2");

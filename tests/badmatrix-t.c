@@ -343,6 +343,49 @@ static void wgrad_part(void)
     SPOILED(unquantized, op.dy.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");
 }
 
+/* X and Y as columns of one buffer: apart, they are accepted; with an element in common, refused. */
+static void columns_part(void)
+{
+    struct fp8pipe_forward_op good = FP8PIPE_FORWARD_OP_INIT, op;
+    const struct fp8pipe_forward_op *op_pointer = &op;
+    const int64_t width = K + N + 2;
+    const double zeros[M * (K + N + 2)] = {0};
+    struct test_matrix both = test_matrix_make(pipe, FP8PIPE_FP32, M, width, 0, 0);
+    float *first = both.view.data;
+
+#undef SUBMIT
+#define SUBMIT fp8pipe_linear_forward(linear, op_pointer, &ticket)
+#define COLUMNS(x_from, y_from)                                                                    \
+    (op = good, op.x.data = first + (x_from), op.y.data = first + (y_from))
+    test_matrix_set(&both, zeros);
+    good.submit = ON(0);
+    good.x = good.y = both.view;
+    good.x.cols = K;
+    good.y.cols = N;
+    COLUMNS(0, K);
+    IS_ACCEPTED(SUBMIT);
+    COLUMNS(N, 0);
+    IS_ACCEPTED(SUBMIT);
+    COLUMNS(1, K + 2);
+    IS_ACCEPTED(SUBMIT);
+    COLUMNS(N + 2, 1);
+    IS_ACCEPTED(SUBMIT);
+    COLUMNS(0, width + K); /* Y a row below X */
+    op.x.rows = op.y.rows = M - 1;
+    IS_ACCEPTED(SUBMIT);
+    SPOILED(good, COLUMNS(0, K - 1), SUBMIT, "overlap", "");
+    SPOILED(good, COLUMNS(N - 1, 0), SUBMIT, "overlap", "");
+    SPOILED(good, COLUMNS(0, 0), SUBMIT, "overlap", "");
+    SPOILED(good, (COLUMNS(0, width + K - 1), op.x.rows = op.y.rows = M - 1), SUBMIT, "overlap",
+            "");
+    /* past the end of a row, into the next one's X */
+    SPOILED(good, (COLUMNS(0, K + 3), op.x.rows = op.y.rows = M - 1), SUBMIT, "overlap", "");
+    /* rows of different lengths meet sooner or later */
+    SPOILED(good, (COLUMNS(0, K), op.y.stride--), SUBMIT, "overlap", "");
+    test_drain(pipe);
+    test_matrix_free(&both);
+}
+
 /* ---- Set-up ------------------------------------------------------------------------------- */
 
 static void keep(struct fp8pipe_linear *of, struct fp8pipe_tensor *saved, enum fp8pipe_keep what)
@@ -434,6 +477,7 @@ static void cases(enum fp8pipe_backend backend)
         forward_part();
         dgrad_part();
         wgrad_part();
+        columns_part();
         tear_down();
     }
 }

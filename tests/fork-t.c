@@ -98,6 +98,100 @@ static void forks(enum fp8pipe_mode mode)
     test_close(pipe);
 }
 
+/* In a function of the caller's: the parent is inside of it, the child is not. */
+struct forking {
+    struct fp8pipe *pipe;
+    pid_t child;
+};
+
+static void work_forks(void *arg)
+{
+    struct forking *forking = arg;
+
+    forking->child = fork();
+    if (forking->child == 0) {
+        alarm(20);
+        _exit(fp8pipe_close(forking->pipe, 0, -1) == FP8PIPE_OK ? 0 : 1);
+    }
+}
+
+static enum fp8pipe_status call_forks(struct fp8pipe_stream *stream, void *arg)
+{
+    (void)stream;
+    work_forks(arg);
+    return FP8PIPE_OK;
+}
+
+static void defer_forks(void *arg, fp8pipe_ticket ticket, enum fp8pipe_status status)
+{
+    (void)ticket, (void)status;
+    work_forks(arg);
+}
+
+static void forks_inside(enum fp8pipe_mode mode)
+{
+    struct fp8pipe *pipe = async_open(FP8PIPE_BACKEND_HOST, mode, 2, 0, NULL);
+    struct forking forking[3] = {{pipe, -1}, {pipe, -1}, {pipe, -1}};
+    const char *const places[] = {"host_call", "call", "defer"};
+    struct answer answer;
+
+    watchdog("fork inside a function", 60);
+    memset(&answer, 0, sizeof(answer));
+    submit_host_call(pipe, ON(0), work_forks, &forking[0]);
+    submit_call(pipe, ON(1), call_forks, &forking[1]);
+    must(fp8pipe_defer(pipe, 0, FP8PIPE_DONE, defer_forks, &forking[2], 0));
+    must(fp8pipe_defer(pipe, 0, FP8PIPE_DONE, answer_take, &answer, 0));
+    test_drain(pipe);
+    ok(answer_await(&answer), "%s: the parent goes on", mode_name(mode));
+    for (int i = 0; i < 3; i++)
+        is_int(forking[i].child > 0 ? child_status(forking[i].child) : -2, 0,
+               "%s: the child of a fork inside a %s can close", mode_name(mode), places[i]);
+    test_close(pipe);
+}
+
+/* ---- fork() while other threads open and close -------------------------------------------- */
+
+#ifndef __SANITIZE_THREAD__ /* which allows no threads in such a child */
+
+#define CHURNING 3
+#define FORKS 150
+
+static void *opens_and_closes(void *stop)
+{
+    while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED))
+        test_close(async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 32, NULL));
+    return NULL;
+}
+
+/* The table of pipes is never half changed in the child, nor locked by a thread that it lacks. */
+static void forks_among_opens(void)
+{
+    pthread_t threads[CHURNING];
+    int stop = 0, wrong = 0;
+
+    watchdog("fork while others open and close", 60);
+    for (int i = 0; i < CHURNING; i++)
+        threads[i] = test_thread(opens_and_closes, &stop);
+    for (int i = 0; i < FORKS && !wrong; i++) {
+        pid_t child = fork();
+
+        if (child < 0)
+            bail("no fork");
+        if (child == 0) {
+            alarm(ASYNC_SANITIZED ? 20 : 5);
+            test_close(async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 32, NULL));
+            _exit(0);
+        }
+        wrong += child_status(child) != 0;
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < CHURNING; i++)
+        test_join(threads[i]);
+    is_int(wrong, 0, "a child can open and close, whatever other threads were about");
+}
+
+#endif
+
 /* ---- exit() ------------------------------------------------------------------------------- */
 
 static void work_sleeps(void *arg)
@@ -176,5 +270,10 @@ int main(int argc, char **argv)
     test_each_backend(exits);
     forks(FP8PIPE_ASYNC);
     forks(FP8PIPE_INLINE);
+    forks_inside(FP8PIPE_ASYNC);
+    forks_inside(FP8PIPE_INLINE);
+#ifndef __SANITIZE_THREAD__
+    forks_among_opens();
+#endif
     return done_testing();
 }

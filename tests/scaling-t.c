@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "reference_scaling.h"
+#include "scaling.h"
 #include "util.h"
 
 #define FOLDS_MAX 2 /* of one slot in one step */
@@ -469,6 +470,38 @@ static void test_refusals(struct fp8pipe *pipe, const char *backend)
     must(fp8pipe_scaling_destroy(scaling));
 }
 
+/* Scales that no update gives, in states that are sound otherwise: saved from a device that has them. */
+static void test_scale_range(struct fp8pipe *pipe, const char *backend)
+{
+    const struct {
+        float scale;
+        bool taken;
+    } cases[] = {{FLT_MIN, true}, {FLT_MAX, true}, {1e-40f, false},   {FLT_MIN / 2, false},
+                 {0, false},      {-1, false},     {INFINITY, false}, {NAN, false}};
+    struct fp8pipe_scaling *scaling = make(pipe, 3, 4, FP8PIPE_HYBRID);
+    struct fp8pipe_scaling *source = make(pipe, 3, 4, FP8PIPE_HYBRID);
+    const int32_t has_scale = 1;
+
+    must(fp8pipe_upload(pipe, &source->state.has_scale[1], &has_scale, sizeof(has_scale)));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t bytes;
+        void *state;
+
+        must(fp8pipe_upload(pipe, &source->state.scale[1], &cases[i].scale, sizeof(float)));
+        state = save(source, &bytes);
+        if (cases[i].taken)
+            ok(fp8pipe_scaling_load(scaling, state, bytes) == FP8PIPE_OK &&
+                   scale_is(scaling, 1, cases[i].scale),
+               "%s: a saved scale of %g is taken", backend, (double)cases[i].scale);
+        else
+            ok(refused(scaling, state, bytes), "%s: a saved scale of %g is refused", backend,
+               (double)cases[i].scale);
+        free(state);
+    }
+    must(fp8pipe_scaling_destroy(source));
+    must(fp8pipe_scaling_destroy(scaling));
+}
+
 /* Without any ticket or wait in between. */
 static void test_save_order(struct fp8pipe *pipe, const char *backend)
 {
@@ -507,6 +540,7 @@ static void cases(enum fp8pipe_backend backend)
 
     test_rules(pipe, name);
     test_refusals(pipe, name);
+    test_scale_range(pipe, name);
     test_save_order(pipe, name);
     for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++)
         test_trace(pipe, name, &configs[i], 1000 * (i + 1));
