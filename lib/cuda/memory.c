@@ -1,5 +1,8 @@
 #include "internal.h"
 
+/* What an allocator promises, as cudaMalloc does. */
+#define CUDA_ALIGN 256
+
 /* ---- The pool ----------------------------------------------------------------------------- */
 
 /*
@@ -57,6 +60,12 @@ static enum fp8pipe_status alloc_on(struct cuda_backend *backend, cudaStream_t n
         if (given == NULL)
             return status_fail(FP8PIPE_ENOMEM, "options.allocator gave no %zu bytes on stream %p",
                                bytes, (void *)native);
+        if ((uintptr_t)given % CUDA_ALIGN != 0) {
+            backend->allocator.free(backend->allocator.arg, given, bytes, native);
+            return status_fail(FP8PIPE_EINVAL,
+                               "options.allocator gave %p: it is aligned to %d bytes", given,
+                               CUDA_ALIGN);
+        }
         *data = given;
         return FP8PIPE_OK;
     }
