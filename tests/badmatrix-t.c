@@ -343,7 +343,7 @@ static void wgrad_part(void)
     SPOILED(unquantized, op.dy.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");
 }
 
-/* X and Y as columns of one buffer: apart, they are accepted; with an element in common, refused. */
+/* X and Y as columns of one buffer: accepted, unless they have an element in common. */
 static void columns_part(void)
 {
     struct fp8pipe_forward_op good = FP8PIPE_FORWARD_OP_INIT, op;

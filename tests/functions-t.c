@@ -1,4 +1,4 @@
-/* Guards what the caller's functions may do: enqueue work from their own call, defer from a defer. */
+/* Guards what the caller's functions may do: enqueue from their own call, defer from a defer. */
 #include <string.h>
 
 #include "async.h"
@@ -17,8 +17,7 @@ static void enqueues_in_work(void *arg)
 {
     struct caller *caller = arg;
 
-    caller->in_work =
-        fp8pipe_host_enqueue(caller->stream, work_count, &caller->counter);
+    caller->in_work = fp8pipe_host_enqueue(caller->stream, work_count, &caller->counter);
 }
 
 static enum fp8pipe_status first_call(struct fp8pipe_stream *stream, void *arg)

@@ -1,9 +1,10 @@
 /*
- * Guards against a host that runs out of memory: wherever an allocation of the library's is refused,
- * the call says ENOMEM, or the op does, and nothing crashes, hangs or stays behind.
+ * Guards against a host that runs out of memory: wherever an allocation of the library's is
+ * refused, the call says ENOMEM, or the op does, and nothing crashes, hangs or stays behind.
  *
  * Linked with --wrap for the functions below, so that the library's calls come here.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
 
 int __wrap_posix_memalign(void **data, size_t alignment, size_t bytes)
 {
-    return refuses() ? 12 : __real_posix_memalign(data, alignment, bytes);
+    return refuses() ? ENOMEM : __real_posix_memalign(data, alignment, bytes);
 }
 
 static void refuse_after(int allocations)
@@ -123,8 +124,8 @@ static int work(struct fp8pipe *pipe, struct test_matrix *x, struct test_matrix 
         forward.keep = FP8PIPE_KEEP_ALL;
         status[5] = fp8pipe_linear_forward(linear, &forward, &tickets[1]);
     }
-    status[6] = try_host_call(pipe, test_submit(1, FP8PIPE_RESUME, 0, 0), work_nothing, NULL,
-                              &tickets[2]);
+    status[6] =
+        try_host_call(pipe, test_submit(1, FP8PIPE_RESUME, 0, 0), work_nothing, NULL, &tickets[2]);
     status[7] = fp8pipe_defer(pipe, tickets[2], FP8PIPE_DONE, answer_take, &answer, 0);
     deferred = status[7] == FP8PIPE_OK;
     test_drain(pipe);

@@ -470,7 +470,7 @@ static void test_refusals(struct fp8pipe *pipe, const char *backend)
     must(fp8pipe_scaling_destroy(scaling));
 }
 
-/* Scales that no update gives, in states that are sound otherwise: saved from a device that has them. */
+/* Scales that no update gives, in states that are sound otherwise: saved from the device. */
 static void test_scale_range(struct fp8pipe *pipe, const char *backend)
 {
     const struct {

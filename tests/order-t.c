@@ -1,0 +1,172 @@
+/* Guards the order that the library keeps by itself where an op on the way is cancelled, has no
+ * event of its own, or names what its lane has forgotten. */
+#include "async.h"
+#include "chaos.h"
+
+struct world {
+    struct fp8pipe *pipe;
+    struct fp8pipe_scaling *scaling;
+    struct fp8pipe_tensor *tensors[2];
+    struct test_matrix x; /* its only element is 4 */
+};
+
+static void world_open(struct world *w, struct fp8pipe *pipe)
+{
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    const double four = 4;
+
+    w->pipe = pipe;
+    options.slots = 1;
+    must(fp8pipe_scaling_create(pipe, &options, &w->scaling));
+    for (int i = 0; i < 2; i++)
+        must(fp8pipe_tensor_create(pipe, &w->tensors[i]));
+    w->x = test_matrix_make(pipe, FP8PIPE_FP32, 1, 1, 0, 0);
+    test_matrix_set(&w->x, &four);
+}
+
+static void world_close(struct world *w)
+{
+    for (int i = 0; i < 2; i++)
+        must(fp8pipe_tensor_destroy(w->tensors[i]));
+    must(fp8pipe_scaling_destroy(w->scaling));
+    test_matrix_free(&w->x);
+    test_close(w->pipe);
+}
+
+static fp8pipe_ticket quantize_on(struct world *w, int tensor, int32_t lane)
+{
+    return test_quantize(w->tensors[tensor], w->x.view, w->scaling, 0, FP8PIPE_ROWWISE, ON(lane));
+}
+
+static fp8pipe_ticket update_on(struct world *w, int32_t lane)
+{
+    struct fp8pipe_scaling_op update = FP8PIPE_SCALING_OP_INIT;
+    fp8pipe_ticket ticket = 0;
+
+    update.submit = ON(lane);
+    must(fp8pipe_scaling_update(w->scaling, &update, &ticket));
+    return ticket;
+}
+
+/* What one update makes of a step that has seen 4 and nothing else. */
+static bool updated_once(struct world *w)
+{
+    struct fp8pipe_slot_state slot = test_slot(w->scaling, 0);
+
+    if (slot.has_scale && slot.scale == 112.0f && slot.amax == 0.0f)
+        return true;
+    diag("has_scale %d, scale %g, amax %g", slot.has_scale, (double)slot.scale, (double)slot.amax);
+    return false;
+}
+
+/* The scaling remembers its last writer alone: that one stands for the uses before it. */
+static void cancelled_writer(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
+{
+    static enum fp8pipe_status fails = FP8PIPE_ECALL;
+    const char *name = mode_name(mode), *on = test_backend_name(backend);
+    struct gate gate = GATE_INIT;
+    fp8pipe_ticket cancelled, second;
+    struct world w;
+
+    watchdog("a cancelled writer", 60);
+    world_open(&w, async_open(backend, mode, 3, 0, NULL));
+    submit_host_call(w.pipe, ON(1), gate_work, &gate);
+    quantize_on(&w, 0, 1);
+    submit_call(w.pipe, ON(0), call_fails, &fails);
+    cancelled = update_on(&w, 0);
+    second = update_on(&w, 2);
+    is_int(fp8pipe_wait(w.pipe, cancelled, FP8PIPE_ISSUED, TEST_TIMEOUT_NS), FP8PIPE_ECALL,
+           "%s, %s: an update is cancelled", on, name);
+    is_int(fp8pipe_wait(w.pipe, second, FP8PIPE_DONE, 20 * MS_NS), FP8PIPE_ETIMEDOUT,
+           "%s, %s: the next one still comes after the quantize before it", on, name);
+    gate_open(&gate);
+    test_drain(w.pipe);
+    ok(updated_once(&w), "%s, %s: whose amax it has taken", on, name);
+    world_close(&w);
+}
+
+/* An op whose event cannot be made shares one, and is waited for like any other. */
+static void no_event(enum fp8pipe_mode mode)
+{
+    struct fp8pipe_options options = async_options(mode, 3, 32, NULL);
+    const char *name = mode_name(mode);
+    struct gate gate = GATE_INIT;
+    fp8pipe_ticket held, without, last;
+    struct world w;
+    int counter = 0;
+
+    watchdog("an event that cannot be made", 60);
+    world_open(&w, chaos_open_pipe(FP8PIPE_BACKEND_HOST, &options, 0));
+    submit_host_call(w.pipe, ON(1), gate_work, &gate);
+    held = quantize_on(&w, 0, 1);
+    is_int(fp8pipe_wait(w.pipe, held, FP8PIPE_ISSUED, TEST_TIMEOUT_NS), FP8PIPE_OK,
+           "%s: a quantize is held", name);
+    chaos_fail(CHAOS_EVENT_CREATE, NULL, 1, FP8PIPE_ENOMEM);
+    without = quantize_on(&w, 1, 1);
+    is_int(fp8pipe_wait(w.pipe, without, FP8PIPE_ISSUED, TEST_TIMEOUT_NS), FP8PIPE_OK,
+           "%s: the one behind it is issued without an event of its own", name);
+    is_int(chaos_failures(), 1, "%s: which could not be made", name);
+    last = update_on(&w, 2);
+    is_int(fp8pipe_wait(w.pipe, last, FP8PIPE_DONE, 20 * MS_NS), FP8PIPE_ETIMEDOUT,
+           "%s: an update comes after both", name);
+    is_int(fp8pipe_wait(w.pipe, without, FP8PIPE_DONE, 0), FP8PIPE_ETIMEDOUT,
+           "%s: the op without an event is not done before it has run", name);
+    gate_open(&gate);
+    test_drain(w.pipe);
+    ok(updated_once(&w), "%s: it has taken their amax", name);
+    for (int i = 0; i < 100; i++)
+        submit_host_call(w.pipe, ON(1), work_count, &counter);
+    test_drain(w.pipe);
+    is_int(counter, 100, "%s: the lane goes on", name);
+    world_close(&w);
+    chaos_check("an event that cannot be made");
+}
+
+/* ---- A predecessor that is forgotten while its successor waits ---------------------------- */
+
+#define FAILURES 1030 /* more than a lane remembers */
+
+static void forgotten(void)
+{
+    static enum fp8pipe_status fails = FP8PIPE_ECALL;
+    struct fp8pipe *pipe = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 2, 0, NULL);
+    const struct fp8pipe_submit resume = test_submit(0, FP8PIPE_RESUME, 0, 0);
+    struct fp8pipe_state state = FP8PIPE_STATE_INIT;
+    struct gate gate = GATE_INIT;
+    fp8pipe_ticket old, successor, last = 0;
+    int counter = 0;
+
+    watchdog("a forgotten predecessor", 60);
+    old = submit_call(pipe, ON(0), call_fails, &fails);
+    submit_call(pipe, ON(1), gate_call, &gate);
+    successor = submit_host_call(pipe, AFTER(1, old), work_count, &counter);
+    for (int i = 0; i < FAILURES; i++) {
+        submit_call(pipe, resume, call_fails, &fails);
+        last = submit_call(pipe, resume, call_nothing, NULL);
+    }
+    test_wait(pipe, last);
+    is_int(fp8pipe_state_get(pipe, old, &state), FP8PIPE_ETOOOLD, "an op is too old");
+    gate_open(&gate);
+    is_int(fp8pipe_wait(pipe, successor, FP8PIPE_DONE, TEST_TIMEOUT_NS), FP8PIPE_ETOOOLD,
+           "one that waited for it is cancelled");
+    is_int(fp8pipe_state_get(pipe, successor, &state), FP8PIPE_OK, "and not too old itself");
+    ok(state.done && state.outcome == FP8PIPE_OUTCOME_CANCELLED && state.status == FP8PIPE_ETOOOLD,
+       "its state says cancelled, and for what");
+    is_int(counter, 0, "it has not run");
+    test_close(pipe);
+}
+
+static void cases(enum fp8pipe_backend backend)
+{
+    cancelled_writer(backend, FP8PIPE_ASYNC);
+    cancelled_writer(backend, FP8PIPE_INLINE);
+}
+
+int main(void)
+{
+    test_each_backend(cases);
+    no_event(FP8PIPE_ASYNC);
+    no_event(FP8PIPE_INLINE);
+    forgotten();
+    return done_testing();
+}
