@@ -410,7 +410,8 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct 
  * enqueue: its own kernels on fp8pipe_stream_cuda(stream) (fp8pipe_cuda.h), or
  * fp8pipe_host_enqueue.
  * It runs before the op's predecessors are finished: it must not read their results. A status other
- * than FP8PIPE_OK fails the op. Skipped when the op is cancelled.
+ * than FP8PIPE_OK fails the op (a value that is no status: with FP8PIPE_ECALL). Skipped when the op
+ * is cancelled.
  * Ownership  arg must live until the ticket is issued (what its kernels use: until done).
  */
 typedef enum fp8pipe_status fp8pipe_call_fn(struct fp8pipe_stream *stream, void *arg);
@@ -730,7 +731,7 @@ struct fp8pipe_forward_op {
     struct fp8pipe_submit submit;
     struct fp8pipe_matrix x; /* [M, K] */
     struct fp8pipe_tensor *x_tensor;
-    struct fp8pipe_matrix y; /* [M, N], any dtype; may not overlap X */
+    struct fp8pipe_matrix y; /* [M, N], any dtype; may not overlap X or the weight */
     struct fp8pipe_tensor *saved;
     enum fp8pipe_keep keep;
     enum fp8pipe_accumulation accumulation;
@@ -755,7 +756,7 @@ struct fp8pipe_dgrad_op {
     struct fp8pipe_matrix dy; /* [M, N] */
     struct fp8pipe_tensor *dy_tensor;
     struct fp8pipe_tensor *saved;
-    struct fp8pipe_matrix dx; /* [M, K], any dtype; may not overlap dY */
+    struct fp8pipe_matrix dx; /* [M, K], any dtype; may not overlap dY or the weight */
     struct fp8pipe_tensor *dy_saved;
     struct fp8pipe_vector bias_grad; /* FP32, N entries, or absent; with `dy` only */
     int32_t bias_grad_accumulate;
@@ -783,7 +784,7 @@ struct fp8pipe_wgrad_op {
     struct fp8pipe_tensor *dy_tensor;
     struct fp8pipe_matrix x; /* [M, K], unquantized layers only */
     struct fp8pipe_tensor *saved;
-    struct fp8pipe_matrix dw; /* [N, K], any dtype */
+    struct fp8pipe_matrix dw; /* [N, K], any dtype; may not overlap X, dY or the weight */
     struct fp8pipe_vector bias_grad; /* FP32, N entries, or absent; needs `dy` */
     int32_t accumulate;              /* 0: dW is set, 1: added to */
     int32_t bias_grad_accumulate;

@@ -16,7 +16,10 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
                            (void *)op->saved);
     }
     dgrad->version = op->saved != NULL ? op->saved->version : linear->current;
-    status = layer_bind_version(draft, dgrad->version);
+    status = check_apart("dx", &op->dx, "weight", &dgrad->version->weight);
+    if (status == FP8PIPE_OK) {
+        status = layer_bind_version(draft, dgrad->version);
+    }
     if (status == FP8PIPE_OK && op->saved != NULL) {
         status = draft_after(draft, op->saved->kept_ticket);
     }
@@ -77,6 +80,9 @@ static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
     }
     if (status == FP8PIPE_OK) {
         status = check_flag("bias_grad_accumulate", op->bias_grad_accumulate);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_sums_apart("bias_grad", &op->bias_grad, "dx", &op->dx);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -175,6 +181,10 @@ static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
     enum fp8pipe_status status = FP8PIPE_OK;
     int64_t rows = op->dy_tensor != NULL ? -1 : op->dy.rows;
 
+    status = check_apart("dw", &op->dw, "weight", &linear->current->weight);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
     if (linear->scaling != NULL) {
         if (op->saved->kept_by != linear) {
             return status_fail(FP8PIPE_EINVAL, "saved = %p: it keeps nothing of this linear",
@@ -277,6 +287,9 @@ static enum fp8pipe_status check_wgrad(const struct fp8pipe_linear *linear,
     }
     if (status == FP8PIPE_OK) {
         status = check_flag("bias_grad_accumulate", op->bias_grad_accumulate);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_sums_apart("bias_grad", &op->bias_grad, "dw", &op->dw);
     }
     if (status == FP8PIPE_OK && op->reserved != 0) {
         status = status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", op->reserved);

@@ -11,6 +11,10 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
     struct op_forward *forward = &draft->entry.op.u.forward;
     enum fp8pipe_status status;
 
+    status = check_apart("y", &op->y, "weight", &linear->current->weight);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
     forward->version = linear->current;
     status = layer_bind_version(draft, linear->current);
     if (status == FP8PIPE_OK && op->x_tensor != NULL) {

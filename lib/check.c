@@ -133,3 +133,11 @@ enum fp8pipe_status check_apart(const char *out_field, const struct fp8pipe_matr
     }
     return FP8PIPE_OK;
 }
+
+enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
+                                     const char *field, const struct fp8pipe_matrix *matrix)
+{
+    struct fp8pipe_matrix row = {sums->data, 1, sums->count, sums->count, sums->dtype, 0};
+
+    return sums->data == NULL ? FP8PIPE_OK : check_apart(out_field, &row, field, matrix);
+}

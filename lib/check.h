@@ -71,6 +71,10 @@ enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *v
 enum fp8pipe_status check_apart(const char *out_field, const struct fp8pipe_matrix *out,
                                 const char *in_field, const struct fp8pipe_matrix *in);
 
+/* The same for sums, which may be absent. */
+enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
+                                     const char *field, const struct fp8pipe_matrix *matrix);
+
 enum fp8pipe_status check_enum_refuse(const char *field, int value, int last);
 
 /* An enum value, 0 to last. */

@@ -1,6 +1,6 @@
 /*
- * Makes and ends what a running pipe needs: backend, lanes with their streams and events, launchers,
- * completion thread. Called by open and close.
+ * Makes and ends what a running pipe needs: backend, lanes with their streams and events,
+ * launchers, completion thread. Called by open and close.
  */
 #ifndef LIB_CREW_H
 #define LIB_CREW_H

@@ -71,6 +71,10 @@ static enum fp8pipe_status exec_call(struct issue *issue, const struct op_call *
     issue->backend->ops->leave(issue->backend, &scope);
     call_issue = NULL;
     thread_inside_set(before);
+    if (!status_known(status)) {
+        return status_fail(FP8PIPE_ECALL, "the function of a call returned %d, which is no status",
+                           (int)status);
+    }
     if (status != FP8PIPE_OK) {
         status_fail(status, "the function of a call returned %s: %s", fp8pipe_status_name(status),
                     fp8pipe_strerror(status));

@@ -77,7 +77,7 @@ static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op
     return status;
 }
 
-static struct ticket_failure failure_of(struct lane *lane, uint64_t position,
+static struct ticket_failure failure_of(struct lane *lane, const struct op *op, uint64_t position,
                                         enum fp8pipe_status status)
 {
     struct ticket_failure failure = {
@@ -86,7 +86,7 @@ static struct ticket_failure failure_of(struct lane *lane, uint64_t position,
         .root = own_ticket(lane, position),
     };
 
-    snprintf(failure.sentence, sizeof(failure.sentence), "%s", status_sentence());
+    snprintf(failure.sentence, sizeof(failure.sentence), "%s: %s", op_label(op), status_sentence());
     return failure;
 }
 
@@ -155,9 +155,9 @@ static void keep_failure(struct lane *lane, const struct op *op, uint64_t positi
         return;
     }
     count(&lane->failed);
-    log_line(lane->crew->log, FP8PIPE_LOG_ERROR, "%s (ticket %#llx, lane %u) failed: %s: %s",
-             op_label(op), (unsigned long long)failure->root, lane->index,
-             fp8pipe_status_name(failure->status), failure->sentence);
+    log_line(lane->crew->log, FP8PIPE_LOG_ERROR, "ticket %#llx (lane %u) failed: %s: %s",
+             (unsigned long long)failure->root, lane->index, fp8pipe_status_name(failure->status),
+             failure->sentence);
 }
 
 static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
@@ -191,7 +191,7 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
         }
         if (status != FP8PIPE_OK) {
             failed = true;
-            failure = failure_of(lane, position, status);
+            failure = failure_of(lane, op, position, status);
         }
     }
     if (fault_status(crew->fault) == FP8PIPE_OK &&

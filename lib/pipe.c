@@ -261,6 +261,11 @@ enum fp8pipe_status fp8pipe_open(const struct fp8pipe_options *options, struct f
     status = pipe_open_on(&checked, &backend_cuda_ops, pipe);
     if (status == FP8PIPE_ENODEV && checked.backend == FP8PIPE_BACKEND_AUTO &&
         checked.streams == NULL) {
+        struct log log;
+
+        log_init(&log, checked.log_level, checked.log, checked.log_arg);
+        log_line(&log, FP8PIPE_LOG_INFO, "backend auto is host, for cuda did not open: %s",
+                 status_sentence());
         status = pipe_open_on(&checked, &backend_host_ops, pipe);
     }
     return status;

@@ -1,5 +1,6 @@
 #include "status.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 static _Thread_local char sentence[STATUS_SENTENCE_BYTES];
@@ -12,6 +13,17 @@ enum fp8pipe_status status_fail(enum fp8pipe_status status, const char *format, 
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
     return status;
+}
+
+bool status_known(enum fp8pipe_status status)
+{
+    switch (status) {
+#define STATUS_CASE(name, code, sentence) case FP8PIPE_##name:
+        FP8PIPE_STATUS_TABLE(STATUS_CASE)
+#undef STATUS_CASE
+        return true;
+    }
+    return false;
 }
 
 const char *status_sentence(void)

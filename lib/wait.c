@@ -131,6 +131,13 @@ enum fp8pipe_status pipe_wait(struct fp8pipe *pipe, fp8pipe_ticket ticket, enum 
         return status_fail(FP8PIPE_ETIMEDOUT, "ticket = %#llx: it did not reach the mark in time",
                            (unsigned long long)ticket);
     }
+    if (look.failed && look.failure.outcome == FP8PIPE_OUTCOME_CANCELLED &&
+        look.failure.root != 0) {
+        return status_fail(look.failure.status,
+                           "ticket = %#llx: cancelled, ticket %#llx failed: %s",
+                           (unsigned long long)ticket, (unsigned long long)look.failure.root,
+                           look.failure.sentence);
+    }
     if (look.failed) {
         return status_fail(look.failure.status, "ticket = %#llx: %s", (unsigned long long)ticket,
                            look.failure.sentence);

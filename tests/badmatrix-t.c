@@ -227,6 +227,7 @@ static void forward_part(void)
     SPOILED(good, op.y.cols--, SUBMIT, "y.cols", "7");
     SPOILED(good, op.y.rows--, SUBMIT, "rows", "3");
     SPOILED(good, op.y.data = op.x.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.y.data = w.view.data, SUBMIT, "overlaps weight", "");
     SPOILED(good, op.y.data = (float *)op.x.data + M * K - 1, SUBMIT, "overlap", "");
     SPOILED(good, op.x_tensor = x_row, SUBMIT, "x_tensor", "");
     SPOILED(good, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "x", "");
@@ -270,6 +271,9 @@ static void dgrad_part(void)
     SPOILED(good, op.dx.cols--, SUBMIT, "dx.cols", "15");
     SPOILED(good, op.dx.rows--, SUBMIT, "rows", "3");
     SPOILED(good, op.dx.data = op.dy.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.dx.data = w.view.data, SUBMIT, "overlaps weight", "");
+    SPOILED(good, op.bias_grad = ((struct fp8pipe_vector){op.dx.data, N, FP8PIPE_FP32, 0}), SUBMIT,
+            "overlaps dx", "");
     SPOILED(good, op.saved = empty, SUBMIT, "saved", "");
     SPOILED(good, op.saved = x_row, SUBMIT, "saved", "");
     SPOILED(good, op.saved = of_second, SUBMIT, "saved", "");
@@ -311,6 +315,9 @@ static void wgrad_part(void)
     SPOILED(good, op.dw.cols--, SUBMIT, "dw.cols", "15");
     SPOILED(good, op.dw.rows--, SUBMIT, "dw.rows", "7");
     SPOILED(good, op.dw.data = op.dy.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.dw.data = w.view.data, SUBMIT, "overlaps weight", "");
+    SPOILED(good, op.bias_grad = ((struct fp8pipe_vector){op.dw.data, N, FP8PIPE_FP32, 0}), SUBMIT,
+            "overlaps dw", "");
     SPOILED(good, op.saved = NULL, SUBMIT, "saved", "NULL");
     SPOILED(good, op.saved = empty, SUBMIT, "saved", "");
     SPOILED(good, op.saved = for_dgrad, SUBMIT, "saved", "");

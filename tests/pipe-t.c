@@ -207,6 +207,8 @@ static void log_levels(void)
     is_int(lines_at(FP8PIPE_LOG_WARN, &lines), 1, "but the option's level wins");
     setenv("FP8PIPE_LOG", "warn", 1);
     is_int(lines_at(FP8PIPE_LOG_DEFAULT, &lines), 1, "FP8PIPE_LOG=warn: one line");
+    setenv("FP8PIPE_LOG", "verbose", 1);
+    is_int(lines_at(FP8PIPE_LOG_DEFAULT, &lines), 2, "FP8PIPE_LOG=verbose: warn, and a line more");
     unsetenv("FP8PIPE_LOG");
     is_int(lines_at(FP8PIPE_LOG_DEFAULT, &lines), 1, "no environment: warn");
     if (kept)

@@ -1,4 +1,5 @@
 /* Guards tickets: marks, state, waits, defers, and the order that lanes and tickets promise. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -495,19 +496,29 @@ static enum fp8pipe_status call_returns(struct fp8pipe_stream *stream, void *sta
 /* A function may fail with any status, also one that a wait has a meaning of its own for. */
 static void statuses_of_functions(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
 {
-    enum fp8pipe_status statuses[] = {FP8PIPE_ETIMEDOUT, FP8PIPE_ETOOOLD, FP8PIPE_EDEVICE};
+    enum fp8pipe_status statuses[] = {FP8PIPE_ETIMEDOUT, FP8PIPE_ETOOOLD, FP8PIPE_EDEVICE,
+                                      (enum fp8pipe_status)4711};
 
     for (size_t i = 0; i < sizeof(statuses) / sizeof(*statuses); i++) {
         struct fp8pipe *pipe = async_open(backend, mode, 1, 0, NULL);
         struct fp8pipe_state state = FP8PIPE_STATE_INIT;
+        char root[80];
         fp8pipe_ticket ticket = submit_call(pipe, ON(0), call_returns, &statuses[i]);
 
-        is_int(fp8pipe_wait(pipe, ticket, FP8PIPE_DONE, -1), statuses[i],
+        fp8pipe_ticket after = submit_call(pipe, ON(0), call_returns, &statuses[i]);
+
+        is_int(fp8pipe_wait(pipe, ticket, FP8PIPE_DONE, -1),
+               statuses[i] == 4711 ? FP8PIPE_ECALL : statuses[i],
                "%s, %s: a function's %s is what a wait returns", test_backend_name(backend),
                mode_name(mode), fp8pipe_status_name(statuses[i]));
         ok(fp8pipe_state_get(pipe, ticket, &state) == FP8PIPE_OK && state.root == ticket &&
                state.outcome == FP8PIPE_OUTCOME_FAILED,
            "its state is failed");
+        snprintf(root, sizeof(root),
+                 "cancelled, ticket %#llx failed: call: ", (unsigned long long)ticket);
+        fp8pipe_wait(pipe, after, FP8PIPE_DONE, -1);
+        ok(strstr(fp8pipe_last_error(), root) != NULL, "what it cancels names it: %s",
+           fp8pipe_last_error());
         is_int(fp8pipe_drain(pipe, -1), FP8PIPE_OK, "drain takes it for what it is");
         is_int(fp8pipe_close(pipe, 0, -1), FP8PIPE_OK, "and so does close");
     }
