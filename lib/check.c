@@ -120,8 +120,8 @@ static bool columns_apart(const struct fp8pipe_matrix *a, const struct fp8pipe_m
     return from_a >= a_bytes && from_a + b_bytes <= pitch;
 }
 
-enum fp8pipe_status check_apart(const char *out_field, const struct fp8pipe_matrix *out,
-                                const char *in_field, const struct fp8pipe_matrix *in)
+enum fp8pipe_status check_apart_close(const char *out_field, const struct fp8pipe_matrix *out,
+                                      const char *in_field, const struct fp8pipe_matrix *in)
 {
     if (out->rows == 0 || out->cols == 0 || in->rows == 0 || in->cols == 0) {
         return FP8PIPE_OK;
