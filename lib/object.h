@@ -2,7 +2,8 @@
  * What scalings, linears and tensors have in common: the pipe that they belong to, a spin word that
  * orders submits on them, and for each lane the last op that used them.
  *
- * The words are the only lock on the caller's path. A submit takes those of all objects it touches
+ * The words are the only lock on the caller's path (but for a look at the failure records of a lane
+ * that has any, for a ticket that is done). A submit takes those of all objects it touches
  * in address order, claims its ring position, changes the objects and publishes, then drops them;
  * it never holds one while it parks. Everything in an object that submits read or change is
  * protected by its word; so is `closed`, which close sets when it frees the object's device memory.

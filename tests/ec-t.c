@@ -94,7 +94,8 @@ static void deadlines(void)
     is_int(ec_deadline_ns(INT64_MAX), EC_FOREVER, "nor has one beyond the end of time");
     ok(ec_deadline_ns(0) <= ec_now_ns(), "a time-out of 0 is over at once");
     ok(!ec_await(&ec, never, NULL, 0, ec_deadline_ns(0), &rescues), "and so is a wait with it");
-    ok(ec_await(&ec, is_set, &set, 0, ec_deadline_ns(0), &rescues), "unless it has nothing to wait for");
+    ok(ec_await(&ec, is_set, &set, 0, ec_deadline_ns(0), &rescues),
+       "unless it has nothing to wait for");
     deadline(AWAIT, "a wait", 5 * MS, 10 * MS);
     deadline(AWAIT, "a wait", 150 * MS, 50 * MS);
     deadline(AWAIT, "a wait", EC_RECHECK_NS + 30 * MS, 50 * MS);
@@ -135,8 +136,8 @@ static void *play(void *arg)
     struct turns *turns = player->turns;
 
     for (player->waited_for = player->first; player->waited_for < ROUNDS; player->waited_for += 2) {
-        if (!ec_await(&turns->ec, my_turn, player, turns->spin_ns, ec_deadline_ns(turns->timeout_ns),
-                      &turns->rescues)) {
+        if (!ec_await(&turns->ec, my_turn, player, turns->spin_ns,
+                      ec_deadline_ns(turns->timeout_ns), &turns->rescues)) {
             ck_pr_inc_32(&turns->late);
             player->waited_for -= 2;
             continue;
@@ -270,7 +271,8 @@ static void lost(void)
     int64_t waited_ns;
     int rescues = 1;
 
-    is_int(rescues_after(0, &waited_ns), 1, "a change that nobody announces is counted as a rescue");
+    is_int(rescues_after(0, &waited_ns), 1,
+           "a change that nobody announces is counted as a rescue");
     ok(waited_ns >= EC_RECHECK_NS, "it is found by the slow re-check");
     /* The waker may be as slow as its machine is busy. */
     for (int i = 0; i < TRIES && rescues != 0; i++) {

@@ -6,6 +6,7 @@ srcdir=${srcdir:-.}
 . "$srcdir/tests/tap.sh"
 models=$(cd "$srcdir/models" && pwd) || exit 1
 
+[ -z "${FP8PIPE_SANITIZER:-}" ] || skip_all "a model is the same in every build"
 command -v spin >/dev/null || skip_all "spin is not there"
 command -v gcc >/dev/null || skip_all "gcc is not there, which compiles what spin writes"
 
@@ -14,30 +15,29 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 cd "$work" || exit 1
 
-# MODEL PAN-OPTIONS [-DNAME]...: what the search says, which covers every state or ends at a fault.
+# MODEL PAN-OPTION [-DNAME]...: what the search says, which covers every state or ends at a fault.
 search() {
     model=$1
-    options=$2
+    option=$2
     shift 2
     rm -f pan pan.* ./*.trail
     spin "$@" -a "$models/$model.pml" || return
-    gcc -O1 -w -DSAFETY -DCOLLAPSE -DMEMLIM=2048 -o pan pan.c || return
-    # shellcheck disable=SC2086
-    ./pan -m100000 -v $options
+    gcc -O1 -w -DSAFETY -DMEMLIM=2048 -o pan pan.c || return
+    ./pan -m100000 ${option:+"$option"}
 }
 
 complete() {
-    search "$@" >report 2>&1 || { cat report; return 1; }
-    ! grep -qE 'errors: [1-9]|max search depth too small|reached -DMEMLIM|out of memory' report &&
-        grep -q 'errors: 0' report || { cat report; return 1; }
+    search "$@" >report 2>&1
+    grep -q 'errors: 0' report && ! grep -qE 'max search depth too small|reached -DMEMLIM' report ||
+        { cat report; return 1; }
 }
 
-# WHAT MODEL ...: the search finds a fault of this kind.
+# KIND MODEL ...: the search finds a fault of this kind.
 finds() {
-    what=$1
+    kind=$1
     shift
     search "$@" >report 2>&1
-    grep -q "^pan:1: $what" report && grep -q 'errors: 1' report || { cat report; return 1; }
+    grep -q "^pan:1: $kind" report || { cat report; return 1; }
 }
 
 ok "nobody sleeps for ever at a ring" complete park ''

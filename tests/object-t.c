@@ -50,7 +50,8 @@ static void made(void)
 
     memset(&object, 0xff, sizeof(object));
     object_init(&object, OBJECT_TENSOR, NULL, uses, 2);
-    ok(!object.closed && object.kind == OBJECT_TENSOR && object.uses == uses, "a new object is open");
+    ok(!object.closed && object.kind == OBJECT_TENSOR && object.uses == uses,
+       "a new object is open");
     ok(uses[0] == 0 && uses[1] == 0, "and unused by every lane");
     is_int(uses[2], 7, "and by no more lanes than there are");
     object_lock(&object);
@@ -83,8 +84,8 @@ static void *count_up(void *arg)
         uint32_t held = 0;
 
         for (int i = 0; i < 3; i++) {
-            held = object_set_add(set, held,
-                                  &counted[test_random_range(&rng, 0, OBJECTS - 1)].object);
+            held =
+                object_set_add(set, held, &counted[test_random_range(&rng, 0, OBJECTS - 1)].object);
         }
         object_set_lock(set, held);
         for (uint32_t i = 0; i < held; i++) {
@@ -123,7 +124,8 @@ static void exclude(void)
         }
         wrong += counted[i].count != added;
     }
-    is_int(wrong, 0, "%d threads that lock sets of %d objects lose no update, and none waits for ever",
+    is_int(wrong, 0,
+           "%d threads that lock sets of %d objects lose no update, and none waits for ever",
            THREADS, OBJECTS);
 }
 

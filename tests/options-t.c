@@ -106,10 +106,13 @@ static void answering(void)
     struct longer out = given(sizeof(struct known)), before;
     int wrong = 0;
 
-    is_int(options_check_out("state", NULL, sizeof(answer)), FP8PIPE_EINVAL, "no place to answer to");
-    ok(strstr(fp8pipe_last_error(), "state") != NULL, "is refused by name: %s", fp8pipe_last_error());
+    is_int(options_check_out("state", NULL, sizeof(answer)), FP8PIPE_EINVAL,
+           "no place to answer to");
+    ok(strstr(fp8pipe_last_error(), "state") != NULL, "is refused by name: %s",
+       fp8pipe_last_error());
     out = given(0);
-    is_int(options_check_out("state", &out, sizeof(answer)), FP8PIPE_EINVAL, "so is one without a size");
+    is_int(options_check_out("state", &out, sizeof(answer)), FP8PIPE_EINVAL,
+           "so is one without a size");
     for (size_t size = 2 * sizeof(size_t); size <= sizeof(out); size++) {
         unsigned char wanted[sizeof(out)];
         size_t filled = size < sizeof(answer) ? size : sizeof(answer);

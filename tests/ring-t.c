@@ -153,7 +153,8 @@ static void imitated_sequence_numbers(void)
         }
         ring_free_slots(&ring);
     }
-    is_int(taken_for_published, 0, "bytes that look like a later lap's sequence number are not one");
+    is_int(taken_for_published, 0,
+           "bytes that look like a later lap's sequence number are not one");
 }
 
 static void held_up_before_publishing(void)
@@ -190,7 +191,8 @@ static void closed(void)
     is_int(ring_claim(&ring, 1, &(uint64_t){0}), RING_IS_CLOSED, "a closed ring refuses claims");
     ring_wait_room(&ring, SLOTS + 1);
     pass("and nobody waits for room in it");
-    ok(take(&ring, 0, 1) && !ring_drained(&ring), "what is only claimed keeps it from being drained");
+    ok(take(&ring, 0, 1) && !ring_drained(&ring),
+       "what is only claimed keeps it from being drained");
     publish(&ring, position, 1, 1);
     ok(!ring_drained(&ring), "and so does what is published");
     ok(take(&ring, 1, 1) && ring_drained(&ring), "until all were taken");

@@ -33,8 +33,8 @@ static void known(void)
                     strcmp(fp8pipe_strerror(status), table[i].sentence) != 0 ||
                     table[i].sentence[0] == '\0';
         for (int j = 0; j < i; j++) {
-            alike += table[j].code == table[i].code ||
-                     strcmp(table[j].sentence, table[i].sentence) == 0;
+            alike +=
+                table[j].code == table[i].code || strcmp(table[j].sentence, table[i].sentence) == 0;
         }
     }
     is_int(nameless, 0, "each of the %d statuses has its name and its sentence", ROWS);

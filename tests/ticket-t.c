@@ -19,7 +19,8 @@ static void numbers(void)
 {
     const uint32_t pipes[] = {0, 1, TICKET_PIPES / 2, TICKET_PIPES - 1};
     const uint32_t lanes[] = {0, 1, FP8PIPE_LANES_MAX - 1};
-    const uint64_t positions[] = {1, 255, UINT64_C(1) << 32, (UINT64_C(1) << RING_POSITION_BITS) - 1};
+    const uint64_t positions[] = {1, 255, UINT64_C(1) << 32,
+                                  (UINT64_C(1) << RING_POSITION_BITS) - 1};
     int wrong = 0;
 
     for (size_t i = 0; i < 4 * 3 * 4; i++) {
@@ -56,9 +57,8 @@ static struct ticket_failure failed(uint64_t position)
 
 static struct ticket_failure cancelled(uint64_t root, enum fp8pipe_status status)
 {
-    struct ticket_failure failure = {.outcome = FP8PIPE_OUTCOME_CANCELLED,
-                                     .status = status,
-                                     .root = ticket_make(0, 0, root)};
+    struct ticket_failure failure = {
+        .outcome = FP8PIPE_OUTCOME_CANCELLED, .status = status, .root = ticket_make(0, 0, root)};
 
     return failure;
 }
@@ -152,7 +152,8 @@ static void forgotten(void)
         bail("%d failures are too few to evict any", (int)ranges_made);
     }
     oldest = begins[ranges_made - TICKET_FAILURES];
-    is_int(port_too_old(&port), oldest, "a lane remembers its last %d failed ranges", TICKET_FAILURES);
+    is_int(port_too_old(&port), oldest, "a lane remembers its last %d failed ranges",
+           TICKET_FAILURES);
     for (uint64_t at = START; at < position; at++) {
         struct ticket_failure found = {0};
         bool is_failed = port_failure_find(&port, at, &found);
@@ -206,8 +207,8 @@ static void *read_failures(void *arg)
             struct ticket_failure found;
 
             if (!port_failure_find(&reading->port, even, &found) ||
-                (found.status != FP8PIPE_ETOOOLD && (found.status != FP8PIPE_ECALL ||
-                                                     found.root != ticket_make(0, 0, even)))) {
+                (found.status != FP8PIPE_ETOOOLD &&
+                 (found.status != FP8PIPE_ECALL || found.root != ticket_make(0, 0, even)))) {
                 ck_pr_inc_32(&reading->wrong);
             }
         }
@@ -235,7 +236,8 @@ static void read_while_written(void)
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
     }
-    is_int(reading.wrong, 0, "who looks while the launcher writes finds each failure, or that it is "
+    is_int(reading.wrong, 0,
+           "who looks while the launcher writes finds each failure, or that it is "
            "too old");
     port_retire(&reading.port);
 }
