@@ -241,7 +241,6 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
         .filling = quantize.filling,
         .sums = op->column_sums.data,
         .slot = op->slot,
-        .copies = op->copies,
     };
     draft.entry.op.flags |= (uint8_t)(op->column_sums_accumulate ? OP_SUMS_ACCUMULATE : 0u);
     status = draft_submit(&draft, &calls, &quantize, ticket);

@@ -13,7 +13,8 @@ struct defer {
     void *arg;
 };
 
-enum fp8pipe_status completion_status(const struct look *look)
+/* What fp8pipe_wait returns for an op that has been looked at. */
+static enum fp8pipe_status status_of(const struct look *look)
 {
     return look->failed ? look->failure.status : FP8PIPE_OK;
 }
@@ -178,7 +179,7 @@ static uint32_t run_defers(struct completion *completion, struct defer *defer)
         pthread_mutex_unlock(&completion->lock);
         ec_wake(&completion->room);
         thread_inside_set(THREAD_DEFER);
-        defer->fn(defer->arg, defer->ticket, completion_status(&look));
+        defer->fn(defer->arg, defer->ticket, status_of(&look));
         thread_inside_set(THREAD_OUTSIDE);
         free(defer);
         defer = next;
@@ -243,8 +244,8 @@ static void *completion_main(void *arg)
 }
 
 enum fp8pipe_status completion_start(struct completion *completion, struct backend *backend,
-                                     struct event_ring *rings, uint32_t lanes, uint32_t pipe,
-                                     struct fault *fault, uint32_t limit)
+                                     struct event_ring *rings, uint32_t lanes, struct fault *fault,
+                                     uint32_t limit)
 {
     enum fp8pipe_status status;
     char name[16] = "fp8pipe-done";
@@ -253,7 +254,6 @@ enum fp8pipe_status completion_start(struct completion *completion, struct backe
     completion->backend = backend;
     completion->rings = rings;
     completion->lanes = lanes;
-    completion->pipe = pipe;
     completion->fault = fault;
     completion->limit = limit;
     ec_init(&completion->ec);

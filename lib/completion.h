@@ -30,7 +30,6 @@ struct completion {
     struct backend *backend;
     struct event_ring *rings;
     uint32_t lanes;
-    uint32_t pipe; /* number, for tickets */
     struct fault *fault;
     struct ec ec;
     uint64_t interest;
@@ -51,8 +50,8 @@ struct completion {
 };
 
 enum fp8pipe_status completion_start(struct completion *completion, struct backend *backend,
-                                     struct event_ring *rings, uint32_t lanes, uint32_t pipe,
-                                     struct fault *fault, uint32_t limit);
+                                     struct event_ring *rings, uint32_t lanes, struct fault *fault,
+                                     uint32_t limit);
 
 /* Lets it finish all defers and frees, then joins it; false at the deadline. */
 bool completion_stop(struct completion *completion, int64_t deadline_ns);
@@ -70,8 +69,5 @@ enum fp8pipe_status completion_defer(struct completion *completion, fp8pipe_tick
 
 /* Takes a filling without holders, to give its memory back after all its uses. */
 void completion_bury(struct completion *completion, struct filling *filling);
-
-/* What fp8pipe_wait returns for an op that has been looked at. */
-enum fp8pipe_status completion_status(const struct look *look);
 
 #endif

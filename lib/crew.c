@@ -109,7 +109,7 @@ enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *op
     }
     if (status == FP8PIPE_OK) {
         status = completion_start(&crew->completion, crew->backend, crew->rings, pipe->lanes,
-                                  pipe->number, &pipe->fault, options->defer_limit);
+                                  &pipe->fault, options->defer_limit);
     }
     crew->backend->ops->leave(crew->backend, &scope);
     if (status != FP8PIPE_OK) {

@@ -5,7 +5,7 @@
 /* cuBLASLt wants 16-byte rows of D and of a bias in FP8 GEMMs. */
 #define GEMM_ALIGN 16
 
-enum gemm_type gemm_type_of_dtype(enum fp8pipe_dtype dtype)
+static enum gemm_type gemm_type_of_dtype(enum fp8pipe_dtype dtype)
 {
     return dtype == FP8PIPE_FP32 ? GEMM_FP32 : dtype == FP8PIPE_BF16 ? GEMM_BF16 : GEMM_FP16;
 }
@@ -15,7 +15,7 @@ enum gemm_type gemm_type_of_format(enum fp8pipe_format format)
     return format == FP8PIPE_E4M3 ? GEMM_E4M3 : GEMM_E5M2;
 }
 
-size_t dtype_bytes(enum fp8pipe_dtype dtype)
+static size_t dtype_bytes(enum fp8pipe_dtype dtype)
 {
     return dtype == FP8PIPE_FP32 ? 4 : 2;
 }

@@ -21,9 +21,7 @@ struct gemm_request {
     bool fast;
 };
 
-enum gemm_type gemm_type_of_dtype(enum fp8pipe_dtype dtype);
 enum gemm_type gemm_type_of_format(enum fp8pipe_format format);
-size_t dtype_bytes(enum fp8pipe_dtype dtype);
 
 /* An unquantized matrix as an operand. */
 struct gemm_operand gemm_operand_of(const struct fp8pipe_matrix *matrix, bool transposed);

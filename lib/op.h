@@ -71,7 +71,6 @@ struct op_quantize {
     struct filling *filling; /* new */
     float *sums;
     uint32_t slot;
-    uint32_t copies;
 };
 
 struct op_read {

@@ -166,7 +166,8 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
     return FP8PIPE_OK;
 }
 
-void draft_order(struct draft *draft, fp8pipe_ticket ticket)
+/* A predecessor that only orders; 0 and this draft's own lane are dropped. */
+static void draft_order(struct draft *draft, fp8pipe_ticket ticket)
 {
     uint32_t lane = ticket_lane(ticket);
 
@@ -203,7 +204,8 @@ void draft_end(struct draft *draft, struct filling *filling)
     draft->ended[draft->ended_count++] = filling;
 }
 
-void draft_drop(struct draft *draft, struct filling *filling)
+/* Commit: drops a hold; the op sees to the memory if it was the last. */
+static void draft_drop(struct draft *draft, struct filling *filling)
 {
     if (filling_drop(filling)) {
         draft_end(draft, filling);

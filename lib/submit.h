@@ -65,9 +65,6 @@ enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct 
 /* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD. */
 enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket);
 
-/* A predecessor that only orders; 0 and this draft's own lane are dropped. */
-void draft_order(struct draft *draft, fp8pipe_ticket ticket);
-
 /* A filling that the op uses, held by an object of the draft; NULL is ignored. */
 void draft_use(struct draft *draft, struct filling *filling);
 
@@ -77,9 +74,6 @@ void tensor_may_end(struct draft *draft, const struct fp8pipe_tensor *tensor);
 
 /* Commit: a filling without holders, to whose memory the op sees. */
 void draft_end(struct draft *draft, struct filling *filling);
-
-/* Commit: drops a hold; the op sees to the memory if it was the last. */
-void draft_drop(struct draft *draft, struct filling *filling);
 
 /* Commit: the tensor becomes empty. */
 void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor);
