@@ -17,8 +17,7 @@ static inline int64_t check_element_bytes(enum fp8pipe_dtype dtype)
     return dtype == FP8PIPE_FP32 ? 4 : 2;
 }
 
-/* Four bytes an element and a margin for padding: no size that is computed of a matrix overflows.
- */
+/* Four bytes an element and a margin for padding: no size computed of a matrix overflows. */
 #define CHECK_ELEMENTS_MAX (INT64_MAX / 64)
 
 /* The rules for a matrix, in the order in which the refusal names them. */

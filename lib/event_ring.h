@@ -52,8 +52,7 @@ enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
                                            void *native_stream);
 
-/* Moves the done mark over what has finished; raises the fault on a device error. Inside `enter`.
- */
+/* Moves the done mark over what has finished; a device error raises the fault. Inside `enter`. */
 void event_ring_reap(struct event_ring *ring);
 
 /* Where an op of the lane is. */

@@ -96,8 +96,7 @@ void ring_publish(struct ring *ring, uint64_t position, const void *entry, size_
     struct ring_slot *slot = &ring->slots[position & ring->mask];
 
     memcpy(slot->bytes, entry, bytes);
-    /* The slots after next, which the consumer read last: a store to them would wait for its cache.
-     */
+    /* The slot after next, which the consumer read last: a store would wait for its cache. */
     for (size_t line = 0; line < RING_SLOT_BYTES; line += 64) {
         __builtin_prefetch((char *)&ring->slots[(position + 2) & ring->mask] + line, 1);
     }

@@ -7,7 +7,7 @@
 #include "thread.h"
 #include "ticket.h"
 
-/* The table of pipes: which table are taken, and where their positions go on. */
+/* Which numbers are taken, and where their positions go on. */
 static struct {
     pthread_mutex_t lock;
     bool taken[TICKET_PIPES];
