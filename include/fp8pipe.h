@@ -171,6 +171,15 @@ struct fp8pipe_allocator {
     void *arg;
 };
 
+/*
+ * How GEMM shapes that no tune file knows get their plans. REFINED: a shape seen for the first time
+ * borrows the algorithm of a neighbouring one at once, and a thread of the pipe's replaces it by
+ * the one that cuBLASLt would choose for it; results may differ in their last bits before and
+ * after. FIXED: each shape keeps cuBLASLt's first choice, which its first op waits for (some 150
+ * us): runs are reproducible to the bit. Plans of a tune file are fixed in either.
+ */
+enum fp8pipe_plans { FP8PIPE_PLANS_REFINED = 0, FP8PIPE_PLANS_FIXED = 1 };
+
 struct fp8pipe_options {
     size_t size;
     enum fp8pipe_backend backend; /* AUTO: FP8PIPE_BACKEND=host|cuda of the environment if set,
@@ -194,12 +203,18 @@ struct fp8pipe_options {
                                            caller's cudaStream_t to issue on. Read by open only;
                                            the streams stay the caller's until close */
     size_t workspace_bytes;             /* cuBLASLt workspace of each lane; 0: 32 MiB */
+    enum fp8pipe_plans plans;
+    int32_t measure_idle;               /* 1: stats count idle_ns; costs an event query an op */
+    const char *tune_file;              /* NULL: FP8PIPE_TUNE_FILE of the environment, or none. Read
+                                           by open, which ignores a file that is missing, damaged,
+                                           of another version or another card, with one warning */
 };
 
 #define FP8PIPE_OPTIONS_INIT                                                                       \
     {                                                                                              \
         sizeof(struct fp8pipe_options), FP8PIPE_BACKEND_AUTO, 0, FP8PIPE_ASYNC, 0, 0, 0, -1, NULL, \
-            FP8PIPE_LOG_DEFAULT, 0, NULL, NULL, {NULL, NULL, NULL}, NULL, 0                        \
+            FP8PIPE_LOG_DEFAULT, 0, NULL, NULL, {NULL, NULL, NULL}, NULL, 0, FP8PIPE_PLANS_REFINED,\
+            0, NULL                                                                                \
     }
 
 /*
@@ -248,9 +263,19 @@ struct fp8pipe_stats {
                               unless the library is at fault */
     uint64_t plans;        /* GEMM plans cached now (the pipe's; the same for every lane) */
     uint64_t plans_evicted;
+    uint64_t plans_borrowed; /* shapes that started with a neighbour's algorithm */
+    uint64_t plans_refined;  /* of those, how many have got their own */
+    uint64_t launcher_cpu_ns; /* CPU time of the launcher; 0 in INLINE */
+    uint64_t idle_ns; /* with options.measure_idle: time in which the lane's latest event was done
+                         when its launcher came to issue the next op, at most (the stream ran dry
+                         some time after the previous issue ended) */
+    uint64_t memory_bytes;      /* device memory that the pipe holds now (its objects', temporaries,
+                                   workspaces, fp8pipe_alloc's; the pipe's, the same for each lane) */
+    uint64_t memory_peak_bytes; /* its highest so far */
 };
 
-#define FP8PIPE_STATS_INIT { sizeof(struct fp8pipe_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FP8PIPE_STATS_INIT                                                                         \
+    { sizeof(struct fp8pipe_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Counters of one lane, or summed over all (lane = -1). stats->size must be set (_INIT). */
 FP8PIPE_API enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
@@ -412,7 +437,8 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct 
  * It runs before the op's predecessors are finished: it must not read their results. A status other
  * than FP8PIPE_OK fails the op (a value that is no status: with FP8PIPE_ECALL). Skipped when the op
  * is cancelled.
- * Ownership  arg must live until the ticket is issued (what its kernels use: until done).
+ * Ownership  arg must live until the ticket is issued (what its kernels use: until done), unless it
+ *            is copied (arg_bytes).
  */
 typedef enum fp8pipe_status fp8pipe_call_fn(struct fp8pipe_stream *stream, void *arg);
 struct fp8pipe_call_op {
@@ -420,8 +446,12 @@ struct fp8pipe_call_op {
     struct fp8pipe_submit submit;
     fp8pipe_call_fn *fn;
     void *arg;
+    size_t arg_bytes; /* 0: fn gets `arg`. 1 to FP8PIPE_ARG_MAX: that many bytes at `arg` are copied
+                         at submit, and fn gets a pointer to the copy, 8-byte aligned, which lives
+                         until fn returns */
 };
-#define FP8PIPE_CALL_OP_INIT { sizeof(struct fp8pipe_call_op), FP8PIPE_SUBMIT_INIT, NULL, NULL }
+#define FP8PIPE_ARG_MAX 256
+#define FP8PIPE_CALL_OP_INIT { sizeof(struct fp8pipe_call_op), FP8PIPE_SUBMIT_INIT, NULL, NULL, 0 }
 FP8PIPE_API enum fp8pipe_status fp8pipe_call(struct fp8pipe *pipe, const struct fp8pipe_call_op *op,
                                              fp8pipe_ticket *ticket);
 
@@ -485,11 +515,14 @@ struct fp8pipe_scaling_options {
     const uint8_t *roles; /* enum fp8pipe_role of each slot, copied; NULL: slot i is role i % 3 */
     enum fp8pipe_granularity granularity;
     enum fp8pipe_scale_source source;
+    int32_t count_extremes; /* 1: every quantize counts the values that it saturates and those other
+                               than 0 that it flushes to 0, for each slot (fp8pipe_slot_state) */
+    int32_t reserved;       /* 0 */
 };
 #define FP8PIPE_SCALING_OPTIONS_INIT                                                               \
     {                                                                                              \
         sizeof(struct fp8pipe_scaling_options), 0, 16, FP8PIPE_HYBRID, FP8PIPE_AMAX_MAX, 0, 0.0f,  \
-            NULL, FP8PIPE_PER_TENSOR, FP8PIPE_SCALE_DELAYED                                        \
+            NULL, FP8PIPE_PER_TENSOR, FP8PIPE_SCALE_DELAYED, 0, 0                                  \
     }
 
 /* Blocks while device memory is allocated and set. Destroy takes NULL; EBUSY while ops in flight or
@@ -507,8 +540,10 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_destroy(struct fp8pipe_scaling *
 struct fp8pipe_scaling_op {
     size_t size;
     struct fp8pipe_submit submit;
+    const int32_t *skip_if; /* update only. Device; NULL: none. Read in stream order: not 0 turns
+                               the update into a skip (and leaves the non-finite flags alone) */
 };
-#define FP8PIPE_SCALING_OP_INIT { sizeof(struct fp8pipe_scaling_op), FP8PIPE_SUBMIT_INIT }
+#define FP8PIPE_SCALING_OP_INIT { sizeof(struct fp8pipe_scaling_op), FP8PIPE_SUBMIT_INIT, NULL }
 FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_update(struct fp8pipe_scaling *scaling,
                                                        const struct fp8pipe_scaling_op *op,
                                                        fp8pipe_ticket *ticket);
@@ -527,9 +562,12 @@ struct fp8pipe_slot_state {
     float scale;       /* multiplies before the cast; 1 while has_scale is 0 */
     float amax;        /* history[0]: folded so far in this step */
     int32_t nonfinite; /* 1 if the last update saw inf or NaN in this slot */
+    uint64_t saturated; /* with count_extremes: values, inf too, whose scaled magnitude exceeded the
+                           format's largest finite value, since create (not saved) */
+    uint64_t flushed;   /* likewise: values other than 0 that became 0 */
 };
 #define FP8PIPE_SLOT_STATE_INIT                                                                    \
-    { sizeof(struct fp8pipe_slot_state), FP8PIPE_E4M3, 0, 0.0f, 0.0f, 0 }
+    { sizeof(struct fp8pipe_slot_state), FP8PIPE_E4M3, 0, 0.0f, 0.0f, 0, 0, 0 }
 FP8PIPE_API enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling,
                                                          uint32_t slot,
                                                          struct fp8pipe_slot_state *state);
@@ -646,6 +684,41 @@ enum fp8pipe_accumulation {
     FP8PIPE_ACCUMULATION_SPLIT = 2
 };
 
+enum fp8pipe_activation {
+    FP8PIPE_ACTIVATION_NONE = 0,
+    FP8PIPE_ACTIVATION_GELU_TANH = 1, /* x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+    FP8PIPE_ACTIVATION_GELU_ERF = 2,  /* x/2 (1 + erf(x / sqrt(2))) */
+    FP8PIPE_ACTIVATION_SILU = 3,      /* x / (1 + exp(-x)) */
+    FP8PIPE_ACTIVATION_SWIGLU = 4     /* silu(first half of the columns) * second half; not in a
+                                         GEMM */
+};
+
+/*
+ * What a GEMM does to its product before it is stored:
+ *   P = product + bias;  pre = P, where asked for;  D = activation(P) + residual.
+ * All of it in float32, then rounded to D's dtype. A 16-bit D with a residual may be rounded twice:
+ * the product with its bias, then the sum.
+ *
+ * With `tensor` D is quantized instead, straight from float32: `tensor` is filled as by
+ * fp8pipe_tensor_quantize with `scaling` and `slot` and its amax folded likewise, so that a layer
+ * which takes it as x_tensor needs no quantize; the matrix D is then absent. Until an update of the
+ * scaling has been submitted (or a state loaded, or initial_scale given), D is scaled by its own
+ * amax; after that by the slot's scale, which is 1 while nothing but zeros was seen in it. No
+ * residual then.
+ */
+struct fp8pipe_epilogue {
+    enum fp8pipe_activation activation;
+    uint32_t slot;
+    struct fp8pipe_matrix pre;      /* NONE, or [M, N], any dtype, apart from all others */
+    struct fp8pipe_matrix residual; /* NONE, or [M, N] of D's dtype: D itself, or apart from it */
+    struct fp8pipe_tensor *tensor;
+    struct fp8pipe_scaling *scaling;
+    uint32_t copies;                /* of tensor: FP8PIPE_ROWWISE, FP8PIPE_TRANSPOSED or both */
+    uint32_t reserved;              /* 0 */
+};
+#define FP8PIPE_EPILOGUE_NONE                                                                      \
+    { FP8PIPE_ACTIVATION_NONE, 0, FP8PIPE_MATRIX_NONE, FP8PIPE_MATRIX_NONE, NULL, NULL, 0, 0 }
+
 /*
  * D[M,N] (+)= A[M,K] . B[N,K]^T + bias[N]. Each of A and B is a matrix, or a quantized tensor (both
  * or neither; not both in E5M2; matrices of one dtype). *_transposed: the operand is stored as
@@ -663,14 +736,15 @@ struct fp8pipe_gemm_op {
     struct fp8pipe_vector bias;
     int32_t a_transposed;
     int32_t b_transposed;
-    int32_t accumulate; /* 1: add to D (bias too) */
+    int32_t accumulate; /* 1: add to D (bias too); not together with an epilogue */
     enum fp8pipe_accumulation accumulation;
+    struct fp8pipe_epilogue epilogue;
 };
 #define FP8PIPE_GEMM_OP_INIT                                                                       \
     {                                                                                              \
         sizeof(struct fp8pipe_gemm_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE,                  \
             FP8PIPE_MATRIX_NONE, NULL, NULL, FP8PIPE_MATRIX_NONE, FP8PIPE_VECTOR_NONE, 0, 0, 0,    \
-            FP8PIPE_ACCUMULATION_DEFAULT                                                           \
+            FP8PIPE_ACCUMULATION_DEFAULT, FP8PIPE_EPILOGUE_NONE                                    \
     }
 FP8PIPE_API enum fp8pipe_status fp8pipe_gemm(struct fp8pipe *pipe, const struct fp8pipe_gemm_op *op,
                                              fp8pipe_ticket *ticket);
@@ -718,6 +792,23 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_linear_weight_changed(struct fp8pipe_lin
                                                               const struct fp8pipe_matrix *weight,
                                                               fp8pipe_ticket written);
 
+/*
+ * Quantizes the weight's current version now, with the copies asked for, instead of in the first op
+ * that needs it. Once the ticket is done, the FP8 ops of this version no longer read the weight's
+ * matrix: for inference its memory may then be given back. EINVAL for an unquantized linear.
+ */
+struct fp8pipe_prepare_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+    uint32_t copies; /* FP8PIPE_ROWWISE, for forward, or also FP8PIPE_TRANSPOSED, for dgrad */
+    uint32_t reserved; /* 0 */
+};
+#define FP8PIPE_PREPARE_OP_INIT                                                                    \
+    { sizeof(struct fp8pipe_prepare_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_ROWWISE, 0 }
+FP8PIPE_API enum fp8pipe_status fp8pipe_linear_prepare(struct fp8pipe_linear *linear,
+                                                       const struct fp8pipe_prepare_op *op,
+                                                       fp8pipe_ticket *ticket);
+
 /* What a forward keeps in `saved`: nothing; what dgrad needs; what dgrad and wgrad need. */
 enum fp8pipe_keep { FP8PIPE_KEEP_NOTHING = 0, FP8PIPE_KEEP_DGRAD = 1, FP8PIPE_KEEP_ALL = 2 };
 
@@ -735,11 +826,13 @@ struct fp8pipe_forward_op {
     struct fp8pipe_tensor *saved;
     enum fp8pipe_keep keep;
     enum fp8pipe_accumulation accumulation;
+    struct fp8pipe_epilogue epilogue; /* D is Y; with epilogue.tensor `y` is absent */
 };
 #define FP8PIPE_FORWARD_OP_INIT                                                                    \
     {                                                                                              \
         sizeof(struct fp8pipe_forward_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL,         \
-            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_KEEP_NOTHING, FP8PIPE_ACCUMULATION_DEFAULT          \
+            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_KEEP_NOTHING, FP8PIPE_ACCUMULATION_DEFAULT,         \
+            FP8PIPE_EPILOGUE_NONE                                                                  \
     }
 FP8PIPE_API enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
                                                        const struct fp8pipe_forward_op *op,
@@ -761,11 +854,14 @@ struct fp8pipe_dgrad_op {
     struct fp8pipe_vector bias_grad; /* FP32, N entries, or absent; with `dy` only */
     int32_t bias_grad_accumulate;
     enum fp8pipe_accumulation accumulation;
+    struct fp8pipe_matrix residual; /* NONE, or [M, K] of dX's dtype, added to dX: dX itself, or
+                                       apart from it; a 16-bit dX may then be rounded twice */
 };
 #define FP8PIPE_DGRAD_OP_INIT                                                                      \
     {                                                                                              \
         sizeof(struct fp8pipe_dgrad_op), FP8PIPE_SUBMIT_INIT, FP8PIPE_MATRIX_NONE, NULL, NULL,     \
-            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_VECTOR_NONE, 0, FP8PIPE_ACCUMULATION_DEFAULT        \
+            FP8PIPE_MATRIX_NONE, NULL, FP8PIPE_VECTOR_NONE, 0, FP8PIPE_ACCUMULATION_DEFAULT,       \
+            FP8PIPE_MATRIX_NONE                                                                    \
     }
 FP8PIPE_API enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
                                                      const struct fp8pipe_dgrad_op *op,

@@ -73,6 +73,11 @@ struct gemm_operand {
  * multiple of 16; not both E5M2. Otherwise both are of one type and of any alignment.
  * bias: NULL, or of d_dtype's own type, and with FP8 operands and an FP32 D of BF16.
  * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
+ *
+ * Epilogue (fp8pipe_epilogue): with P the product and its bias, pre = P, D = activation(P) +
+ * residual, and with d_scale D = cast(activation(P) * *d_scale) with rows of a multiple of 16 bytes.
+ * A backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued; lib/gemm.c
+ * then goes another way.
  */
 struct gemm_args {
     int64_t m;
@@ -87,6 +92,15 @@ struct gemm_args {
     enum fp8pipe_dtype bias_dtype;
     bool accumulate;
     bool fast;
+    const void *residual; /* NULL, or [m, n] of D's dtype, apart from D */
+    int64_t residual_stride;
+    enum fp8pipe_activation activation; /* NONE or GELU_TANH */
+    void *pre;                          /* NULL, or [m, n] of D's dtype: what activation is applied to */
+    int64_t pre_stride;
+    const float *d_scale; /* device; not NULL: D is FP8 of d_format, d_dtype is not read */
+    enum fp8pipe_format d_format;
+    uint32_t *d_amax; /* device; with d_scale: *set* to the bits of max|result|, before scaling; or
+                         NULL */
 };
 
 struct backend_plan_stats {
