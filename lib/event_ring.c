@@ -3,7 +3,7 @@
 #include <ck_pr.h>
 #include <stdlib.h>
 
-/* How long a launcher sleeps between looks at a stream that runs a whole ring behind. */
+/* How long a launcher sleeps between looks at a stream that it cannot go on without. */
 #define EVENT_RING_NAP_NS 50000
 
 enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *backend,
@@ -51,18 +51,31 @@ void event_ring_free(struct event_ring *ring)
     pthread_mutex_destroy(&ring->reap);
 }
 
+/* Until all before `end` is done. */
+static enum fp8pipe_status wait_done(struct event_ring *ring, uint64_t end)
+{
+    while (port_done(ring->port) < end) {
+        event_ring_reap(ring);
+        if (fault_status(ring->fault) != FP8PIPE_OK) {
+            return fault_refuse(ring->fault);
+        }
+        if (port_done(ring->port) < end) {
+            ec_nap(&ring->port->finished, ec_deadline_ns(EVENT_RING_NAP_NS));
+        }
+    }
+    return FP8PIPE_OK;
+}
+
 enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t position, uint32_t slots)
 {
     struct backend *backend = ring->backend;
     struct backend_event **event = &ring->events[position & ring->mask];
 
-    while (port_done(ring->port) + ring->mask < position) {
-        event_ring_reap(ring);
-        if (fault_status(ring->fault) != FP8PIPE_OK) {
-            return fault_refuse(ring->fault);
-        }
-        if (port_done(ring->port) + ring->mask < position) {
-            ec_nap(&ring->port->finished, ec_deadline_ns(EVENT_RING_NAP_NS));
+    if (position > ring->mask) {
+        enum fp8pipe_status status = wait_done(ring, position - ring->mask);
+
+        if (status != FP8PIPE_OK) {
+            return status;
         }
     }
     ring->slots[position & ring->mask] = (uint8_t)slots;
@@ -87,6 +100,11 @@ enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
         return FP8PIPE_OK;
     }
     return ring->backend->ops->stream_wait(ring->backend, stream, event_of(ring, position));
+}
+
+enum fp8pipe_status event_ring_wait_here(struct event_ring *ring, uint64_t position)
+{
+    return wait_done(ring, position + 1);
 }
 
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,

@@ -48,6 +48,9 @@ enum fp8pipe_status event_ring_record(struct event_ring *ring, uint64_t position
 enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
                                     struct fp8pipe_stream *stream);
 
+/* Waits here, on the calling thread, until an issued op is done. EDEVICE: the pipe has failed. */
+enum fp8pipe_status event_ring_wait_here(struct event_ring *ring, uint64_t position);
+
 /* Makes the caller's cudaStream_t wait for an issued op. ECAPTURE, also if it is done already. */
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
                                            void *native_stream);

@@ -39,37 +39,49 @@ static bool named_failed(struct lane *lane, const struct op *op, struct ticket_f
     return failed;
 }
 
-/* Makes the stream wait for predecessors of other lanes. */
-static enum fp8pipe_status wait_for(struct lane *lane, const fp8pipe_ticket *tickets,
-                                    uint32_t count)
+/* Makes the stream wait for a predecessor, if that is of another lane. */
+static enum fp8pipe_status wait_for(struct lane *lane, fp8pipe_ticket ticket)
 {
+    uint32_t index = ticket_lane(ticket);
+
+    return index == lane->index ? FP8PIPE_OK
+                                : event_ring_wait(&lane->crew->rings[index],
+                                                  ticket_position(ticket), lane->stream);
+}
+
+/*
+ * The library's own edges. Objects remember their last writer alone, so a writer's event stands for
+ * all that it came after, whatever becomes of the writer: an edge that the stream cannot be made to
+ * wait for is waited for here.
+ */
+static enum fp8pipe_status wait_for_order(struct lane *lane, const struct op *op)
+{
+    const fp8pipe_ticket *order = op_order(op);
     enum fp8pipe_status status = FP8PIPE_OK;
 
-    for (uint32_t i = 0; i < count && status == FP8PIPE_OK; i++) {
-        uint32_t index = ticket_lane(tickets[i]);
+    for (uint32_t i = 0; i < op->order; i++) {
+        if (wait_for(lane, order[i]) != FP8PIPE_OK) {
+            enum fp8pipe_status waited = event_ring_wait_here(
+                &lane->crew->rings[ticket_lane(order[i])], ticket_position(order[i]));
 
-        if (index != lane->index) {
-            status = event_ring_wait(&lane->crew->rings[index], ticket_position(tickets[i]),
-                                     lane->stream);
+            status = status != FP8PIPE_OK ? status : waited;
         }
     }
     return status;
 }
 
-/*
- * Makes the stream wait for what comes before the op. Objects remember their last writer alone, so
- * a writer's event stands for all that it came after, also when the writer is cancelled.
- */
+/* Makes the stream wait for what comes before the op. */
 static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op, bool cancelled)
 {
     struct backend *backend = lane->crew->backend;
-    enum fp8pipe_status status = wait_for(lane, op_order(op), op->order);
+    const fp8pipe_ticket *named = op_named(op);
+    enum fp8pipe_status status = wait_for_order(lane, op);
 
     if (cancelled) {
         return status;
     }
-    if (status == FP8PIPE_OK) {
-        status = wait_for(lane, op_named(op), op->named);
+    for (uint32_t i = 0; i < op->named && status == FP8PIPE_OK; i++) {
+        status = wait_for(lane, named[i]);
     }
     if (status == FP8PIPE_OK && op->event != NULL) {
         status = backend->ops->stream_wait_native(backend, lane->stream, op->event);

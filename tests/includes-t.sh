@@ -10,15 +10,16 @@ cd "$srcdir" || exit 1
 # without going in circles.
 layers='
 api
-layer_draft
+layer_draft out_draft
 submit wait
 pipe
 crew
 handle
 lane
 completion exec
-linear
+linear function
 quantize
+target
 scaling tensor gemm
 issue
 event_ring
