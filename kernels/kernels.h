@@ -121,6 +121,28 @@ kernel_quantize_target(const struct kernel_quantize_args *args)
     return target;
 }
 
+/*
+ * activation: values[i, c] = activation(x + bias), or, with dy, dy * activation'(x + bias), in
+ * float32 (kernels/activation.h); see struct fp8pipe_activation_op. They go to `result`, rounded to
+ * its dtype, and where the target says, the pass for the own amax included.
+ *
+ *   target  rows >= 1, cols >= 1: of the values; nothing else of it is read if scale_inv is NULL.
+ *           SWIGLU: forward x has 2 * cols columns, backward dy has cols / 2.
+ *   result  data NULL: not wanted. May be x or dy itself unless SWIGLU.
+ *   bias    data NULL: none; else x.cols entries.
+ *
+ * Rows may be aligned to the element only. NaNs may differ in sign and payload between backends.
+ */
+struct kernel_activation_args {
+    struct fp8pipe_quantize_target target;
+    struct fp8pipe_matrix x;
+    struct fp8pipe_matrix dy;
+    struct fp8pipe_matrix result;
+    struct fp8pipe_vector bias;
+    enum fp8pipe_activation activation;
+    int32_t backward;
+};
+
 /* transpose: out[c, r] = in[r, c] (bytes); columns rows .. out_stride-1 of out are zeros. Strides are
  * multiples of KERNEL_FP8_PAD, pointers 16-byte aligned. */
 struct kernel_transpose_args {
@@ -188,6 +210,7 @@ void kernel_transpose_host(const struct kernel_transpose_args *args);
 void kernel_partials_host(const struct kernel_partials_args *args);
 void kernel_column_sums_host(const struct kernel_column_sums_args *args);
 void kernel_store_host(const struct kernel_store_args *args);
+void kernel_activation_host(const struct kernel_activation_args *args);
 void kernel_scale_update_host(const struct kernel_scale_update_args *args);
 
 /* Launchers on the device that is current; 0 or a cudaError_t. `stream` is a cudaStream_t. */
@@ -198,6 +221,7 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
 int kernel_partials_cuda(const struct kernel_partials_args *args, struct CUstream_st *stream);
 int kernel_column_sums_cuda(const struct kernel_column_sums_args *args, struct CUstream_st *stream);
 int kernel_store_cuda(const struct kernel_store_args *args, struct CUstream_st *stream);
+int kernel_activation_cuda(const struct kernel_activation_args *args, struct CUstream_st *stream);
 int kernel_scale_update_cuda(const struct kernel_scale_update_args *args,
                              struct CUstream_st *stream);
 
