@@ -188,6 +188,7 @@ struct kernel_store_args {
  * window[slot], a ring whose oldest entry, overwritten next, is at cursor[slot].
  * nonfinite[slot] = 1 if that slot's last was inf or NaN in this update, else 0; *any_nonfinite is
  * their OR, written once by the last block to finish; scratch[0..1] are 0 between launches.
+ * skip_if: not NULL and *skip_if not 0 on the device: amax becomes 0 and nothing else is written.
  */
 struct kernel_scale_update_args {
     int64_t slots;
@@ -201,7 +202,8 @@ struct kernel_scale_update_args {
     uint32_t *cursor;       /* [slots] 0 .. history-2; unused when history is 1 */
     int32_t *nonfinite;     /* [slots] */
     int32_t *any_nonfinite;
-    uint32_t *scratch; /* [2] */
+    uint32_t *scratch;      /* [2] */
+    const int32_t *skip_if; /* may be any_nonfinite */
 };
 
 void kernel_amax_host(const struct kernel_amax_args *args);

@@ -127,7 +127,7 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         status = function_host_call(issue, &op->u.host_call);
         break;
     case OP_UPDATE:
-        status = scaling_update(op->u.scaling.scaling, issue, ticket);
+        status = scaling_update(op->u.scaling.scaling, op->u.scaling.skip_if, issue, ticket);
         break;
     case OP_SKIP:
         status = scaling_skip(op->u.scaling.scaling, issue);

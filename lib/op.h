@@ -83,7 +83,8 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image;            /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    const int32_t *skip_if; /* OP_UPDATE: NULL, or a device word */
 };
 
 struct op_quantize {
