@@ -51,8 +51,9 @@ struct kernel_amax_args {
  *   amax       *amax = max(*amax, bits of |x|) over all elements, padding never; NULL: not folded.
  *   partials   [ceil(x.rows / KERNEL_SUM_ROWS), x.cols] float32: sums of x over the rows of each
  *              tile, in a fixed order (the CUDA order may differ from the host's); NULL: none.
- *   extremes   [2]: += how many values saturate (|x * scale| beyond the largest finite value, inf
- *              too, NaN not), and how many other than 0 become 0; NULL: not counted.
+ *   extremes   [2]: added are the number of elements that saturate (|x * scale| > the largest finite
+ *              value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or 0x80);
+ *              NULL: not counted.
  *
  * x may be empty in rows: then only scale_inv is written. x's rows may be aligned to the element
  * only; x.stride >= x.cols.
