@@ -33,7 +33,8 @@ enum op_kind {
     OP_FORWARD,
     OP_DGRAD,
     OP_WGRAD,
-    OP_TENSOR_CALL
+    OP_TENSOR_CALL,
+    OP_ACTIVATION
 };
 
 /* bits of op.flags */
@@ -82,7 +83,8 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image;            /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    const int32_t *skip_if; /* OP_UPDATE: NULL, or a device word */
 };
 
 struct op_quantize {
@@ -140,6 +142,20 @@ struct op_wgrad {
     float *sums;
 };
 
+/* Shapes are the values': [rows, cols], for SWIGLU's forward x has twice the columns, for its
+ * backward dy half of them. */
+struct op_activation {
+    struct fp8pipe_matrix x;
+    struct fp8pipe_matrix dy;     /* backward only; else NONE */
+    struct fp8pipe_matrix result; /* y or dx, or NONE */
+    struct fp8pipe_vector bias;
+    int64_t rows;
+    int64_t cols;
+    struct op_out out;
+    uint8_t activation;
+    uint8_t backward;
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -162,6 +178,7 @@ struct op {
         struct op_dgrad dgrad;
         struct op_wgrad wgrad;
         struct op_tensor_call tensor_call;
+        struct op_activation activation;
     } u;
 };
 
