@@ -1,14 +1,28 @@
 #include "layer_draft.h"
 
-enum fp8pipe_status layer_check(const struct fp8pipe_linear *linear)
-{
-    return linear != NULL ? FP8PIPE_OK : status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
-}
+/* How the op structs of a linear start. */
+struct layer_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
 
-enum fp8pipe_status layer_object(struct draft *draft, struct fp8pipe_linear *linear)
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given)
 {
-    enum fp8pipe_status status = draft_object(draft, "linear", &linear->object);
+    enum fp8pipe_status status;
 
+    if (linear == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+    }
+    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
+    if (status == FP8PIPE_OK) {
+        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
+                             kind->kind, kind->payload_bytes, kind->flags);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(draft, "linear", &linear->object);
+    }
     return status != FP8PIPE_OK || linear->scaling == NULL
                ? status
                : draft_object(draft, "scaling", &linear->scaling->object);
@@ -49,6 +63,26 @@ enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *
                            field, (int)matrix->dtype, (int)linear->weight_dtype);
     }
     return FP8PIPE_OK;
+}
+
+/* Whether a ticket's op is done and has succeeded. */
+static bool done_well(struct draft *draft, fp8pipe_ticket ticket)
+{
+    struct port *port = &draft->pipe->ports[ticket_lane(ticket)];
+    struct ticket_failure failure;
+
+    return port_done(port) > ticket_position(ticket) &&
+           !port_failure_find(port, ticket_position(ticket), &failure);
+}
+
+enum fp8pipe_status layer_apart(struct draft *draft, const char *field,
+                                const struct fp8pipe_matrix *matrix, struct version *version)
+{
+    /* The memory may be another matrix's by now. */
+    if (version->prepared != 0 && done_well(draft, version->prepared)) {
+        return FP8PIPE_OK;
+    }
+    return check_apart(field, matrix, "weight", &version->weight);
 }
 
 enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version)

@@ -6,7 +6,7 @@
 
 #include "submit.h"
 
-/* What the three have in common while they are put together. */
+/* What they have in common while they are put together. */
 struct layer_draft {
     struct fp8pipe_linear *linear;
     union {
@@ -17,9 +17,22 @@ struct layer_draft {
     struct filling *kept; /* new, or NULL */
 };
 
-enum fp8pipe_status layer_check(const struct fp8pipe_linear *linear);
+/* An op of a linear's, for layer_begin. */
+struct layer_kind {
+    enum op_kind kind;
+    uint32_t flags;       /* that it takes besides those of all ops */
+    size_t payload_bytes; /* of the shortest payload */
+    const void *defaults; /* of the op's struct */
+    size_t bytes;
+};
 
-enum fp8pipe_status layer_object(struct draft *draft, struct fp8pipe_linear *linear);
+/*
+ * The opening of every op on a linear: the linear is given, the op's struct is read as by
+ * options_read, the draft begins, the linear and its scaling are in it.
+ */
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given);
 
 /* A tensor, or NULL; none of an op's tensors is another one too. */
 enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
@@ -30,6 +43,11 @@ uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default)
 /* X or dY of an unquantized layer is of its weight's dtype. */
 enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *matrix,
                                 const struct fp8pipe_linear *linear);
+
+/* That an output does not overlap the version's matrix, unless that is not read any more. Under the
+ * linear's word. */
+enum fp8pipe_status layer_apart(struct draft *draft, const char *field,
+                                const struct fp8pipe_matrix *matrix, struct version *version);
 
 /* The op uses a version: after its writer, holding it. */
 enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version);
