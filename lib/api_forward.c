@@ -256,7 +256,7 @@ static void commit_prepare(struct draft *draft, void *arg, fp8pipe_ticket ticket
     const struct layer_draft *layer = arg;
 
     layer_commit(draft, layer->linear, ticket);
-    layer->linear->current->prepared = ticket;
+    layer_prepared(draft, layer->linear->current, ticket);
 }
 
 static enum fp8pipe_status check_prepare(const struct fp8pipe_linear *linear,

@@ -2,10 +2,6 @@
 
 #include "layer_draft.h"
 
-_Static_assert(sizeof(struct fp8pipe_epilogue) ==
-                   2 * sizeof(struct fp8pipe_matrix) + 2 * sizeof(void *) + 4 * sizeof(uint32_t),
-               "an epilogue has no padding");
-
 enum fp8pipe_status epilogue_check_residual(const char *field,
                                             const struct fp8pipe_matrix *residual,
                                             const char *d_field, const struct fp8pipe_matrix *d)

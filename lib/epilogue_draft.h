@@ -20,17 +20,16 @@ struct epilogue_shape {
     } in[3];
 };
 
-/* Whether there is one at all: fp8pipe_epilogue has no padding, and FP8PIPE_EPILOGUE_NONE is all
- * zeros. A look at whole words, for every submit of a GEMM makes it. */
+/* Whether there is one at all: every submit of a GEMM looks. What goes with a tensor is not read
+ * without. */
 static inline bool epilogue_given(const struct fp8pipe_epilogue *epilogue)
 {
-    uint64_t words[sizeof(*epilogue) / sizeof(uint64_t)], any = 0;
+    const struct fp8pipe_matrix *pre = &epilogue->pre, *residual = &epilogue->residual;
 
-    memcpy(words, epilogue, sizeof(words));
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        any |= words[i];
-    }
-    return any != 0;
+    return (((uint32_t)epilogue->activation | epilogue->reserved) | (uintptr_t)epilogue->tensor |
+            (uintptr_t)pre->data | (uintptr_t)residual->data |
+            (uint64_t)(pre->rows | pre->cols | pre->stride) |
+            (uint64_t)(residual->rows | residual->cols | residual->stride)) != 0;
 }
 
 /* A residual: D itself, or of its shape and dtype and apart from it. */

@@ -28,29 +28,18 @@ enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *line
                : draft_object(draft, "scaling", &linear->scaling->object);
 }
 
-enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
-                                 struct fp8pipe_tensor *tensor)
+enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,
+                                     struct fp8pipe_tensor *tensor)
 {
     uint32_t count = draft->object_count;
     enum fp8pipe_status status;
 
-    if (tensor == NULL) {
-        return FP8PIPE_OK;
-    }
     status = draft_object(draft, field, &tensor->object);
     if (status == FP8PIPE_OK && draft->object_count == count) {
         status = status_fail(FP8PIPE_EINVAL, "%s = %p: it is another tensor of the op too", field,
                              (void *)tensor);
     }
     return status;
-}
-
-uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default)
-{
-    return accumulation == FP8PIPE_ACCUMULATION_FAST ||
-                   (accumulation == FP8PIPE_ACCUMULATION_DEFAULT && fast_by_default)
-               ? OP_FAST
-               : 0;
 }
 
 enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *matrix,
@@ -65,24 +54,31 @@ enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *
     return FP8PIPE_OK;
 }
 
-/* Whether a ticket's op is done and has succeeded. */
-static bool done_well(struct draft *draft, fp8pipe_ticket ticket)
+/* Whether the op that was to quantize the version is known to have done so. */
+static bool is_prepared(struct draft *draft, const struct version *version)
 {
+    fp8pipe_ticket ticket = version->prepared;
     struct port *port = &draft->pipe->ports[ticket_lane(ticket)];
     struct ticket_failure failure;
 
-    return port_done(port) > ticket_position(ticket) &&
+    return ticket != 0 && port_done(port) > ticket_position(ticket) &&
            !port_failure_find(port, ticket_position(ticket), &failure);
 }
 
-enum fp8pipe_status layer_apart(struct draft *draft, const char *field,
-                                const struct fp8pipe_matrix *matrix, struct version *version)
+enum fp8pipe_status layer_apart_close(struct draft *draft, const char *field,
+                                      const struct fp8pipe_matrix *matrix, struct version *version)
 {
     /* The memory may be another matrix's by now. */
-    if (version->prepared != 0 && done_well(draft, version->prepared)) {
-        return FP8PIPE_OK;
+    return is_prepared(draft, version)
+               ? FP8PIPE_OK
+               : check_apart_close(field, matrix, "weight", &version->weight);
+}
+
+void layer_prepared(struct draft *draft, struct version *version, fp8pipe_ticket ticket)
+{
+    if (!is_prepared(draft, version)) {
+        version->prepared = ticket;
     }
-    return check_apart(field, matrix, "weight", &version->weight);
 }
 
 enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version)

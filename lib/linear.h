@@ -26,7 +26,7 @@ struct version {
     struct filling *filling;
     struct fp8pipe_matrix weight;
     fp8pipe_ticket written;  /* under the linear's word; 0: known to be written */
-    fp8pipe_ticket prepared; /* likewise: the last op that prepares it; 0: none */
+    fp8pipe_ticket prepared; /* likewise: the op that prepares it; 0: none */
     pthread_mutex_t lock;
     bool row_made;
     bool transposed_made;
