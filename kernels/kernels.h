@@ -144,8 +144,20 @@ struct kernel_activation_args {
     int32_t backward;
 };
 
-/* transpose: out[c, r] = in[r, c] (bytes); columns rows .. out_stride-1 of out are zeros. Strides are
- * multiples of KERNEL_FP8_PAD, pointers 16-byte aligned. */
+/*
+ * capture: what a quantize does besides its bytes, for bytes that a GEMM has written:
+ * *scale_inv = 1 / *scale, float32 division; amax not NULL: *amax = max(*amax, |*own_amax|), as
+ * unsigned bits.
+ */
+struct kernel_capture_args {
+    const float *scale;
+    float *scale_inv;
+    const uint32_t *own_amax; /* bits of float32; not read where amax is NULL */
+    uint32_t *amax;
+};
+
+/* transpose: out[c, r] = in[r, c] (bytes); columns rows .. out_stride-1 of out are zeros. Strides
+ * are multiples of KERNEL_FP8_PAD, pointers 16-byte aligned. */
 struct kernel_transpose_args {
     const uint8_t *in; /* [rows, in_stride] */
     uint8_t *out;      /* [cols, out_stride] */
@@ -153,6 +165,7 @@ struct kernel_transpose_args {
     int64_t cols;
     int64_t in_stride;
     int64_t out_stride;
+    struct kernel_capture_args capture; /* scale_inv not NULL: done in the same launch */
 };
 
 /* partial sums of x as in quantize: partials[ceil(x.rows / KERNEL_SUM_ROWS), x.cols], float32. */
@@ -172,15 +185,18 @@ struct kernel_column_sums_args {
 };
 
 /*
- * store: to = (accumulate ? to : 0) + from + bias, elementwise in float32, then rounded to to.dtype
- * (nearest even; overflow gives inf). from.data NULL: 0. bias.data NULL: 0; bias.count = to.cols.
- * from and to have the same rows and cols and may be the same matrix; otherwise they do not overlap.
+ * store: to = activation((accumulate ? to : 0) + from + bias) + residual, elementwise in float32, in
+ * this order, then rounded to to.dtype (nearest even; overflow gives inf). from.data NULL: 0.
+ * bias.data NULL: 0; bias.count = to.cols. residual.data NULL: 0; else of to's shape and dtype.
+ * from and residual may be the same matrix as to; otherwise neither overlaps it.
  */
 struct kernel_store_args {
     struct fp8pipe_matrix to;
     struct fp8pipe_matrix from;
     struct fp8pipe_vector bias;
     int32_t accumulate;
+    enum fp8pipe_activation activation; /* not SWIGLU */
+    struct fp8pipe_matrix residual;
 };
 
 /*
@@ -209,6 +225,7 @@ struct kernel_scale_update_args {
 
 void kernel_amax_host(const struct kernel_amax_args *args);
 void kernel_quantize_host(const struct kernel_quantize_args *args);
+void kernel_capture_host(const struct kernel_capture_args *args);
 void kernel_transpose_host(const struct kernel_transpose_args *args);
 void kernel_partials_host(const struct kernel_partials_args *args);
 void kernel_column_sums_host(const struct kernel_column_sums_args *args);
@@ -220,6 +237,7 @@ void kernel_scale_update_host(const struct kernel_scale_update_args *args);
 struct CUstream_st;
 int kernel_amax_cuda(const struct kernel_amax_args *args, struct CUstream_st *stream);
 int kernel_quantize_cuda(const struct kernel_quantize_args *args, struct CUstream_st *stream);
+int kernel_capture_cuda(const struct kernel_capture_args *args, struct CUstream_st *stream);
 int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstream_st *stream);
 int kernel_partials_cuda(const struct kernel_partials_args *args, struct CUstream_st *stream);
 int kernel_column_sums_cuda(const struct kernel_column_sums_args *args, struct CUstream_st *stream);

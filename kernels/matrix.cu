@@ -1,6 +1,7 @@
 /*
- * transpose, column_sums, store: what GEMMs need around them.
+ * capture, transpose, column_sums, store: what GEMMs need around them.
  *
+ * capture      one thread: the inverse of a scale, and the fold of an amax.
  * transpose    FP8 bytes [rows, in_stride] to [cols, out_stride]; 16-byte aligned, strides that are
  *              multiples of 16 bytes, output padding written as zeros.
  * column_sums  partials [rows, cols], dense float32, added up in ascending order of the rows.
@@ -10,7 +11,31 @@
  */
 #include <stddef.h>
 
+#include "kernels/activation.h"
 #include "kernels/device.cuh"
+
+/* ---- capture ------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void capture(const kernel_capture_args &args)
+{
+    *args.scale_inv = __fdiv_rn(1.0f, *args.scale);
+    if (args.amax != NULL)
+        atomicMax(args.amax, *args.own_amax & 0x7fffffffu);
+}
+
+static __global__ void capture_kernel(const __grid_constant__ kernel_capture_args args)
+{
+    capture(args);
+}
+
+int kernel_capture_cuda(const struct kernel_capture_args *args, struct CUstream_st *stream)
+{
+    kernel_geometry geometry;
+
+    geometry.grid = dim3(1);
+    geometry.block = dim3(1);
+    return kernel_launch(capture_kernel, geometry, *args, stream);
+}
 
 /* ---- transpose ---------------------------------------------------------------------------- */
 
@@ -31,6 +56,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int group = threadIdx.x / TRANSPOSE_UNITS;
     int64_t tile_row = (int64_t)blockIdx.y * TRANSPOSE_ROWS;
 
+    if (args.capture.scale_inv != NULL && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        capture(args.capture);
     for (; tile_row < args.out_stride; tile_row += (int64_t)gridDim.y * TRANSPOSE_ROWS) {
         const int64_t row = tile_row + group * UNIT_ROWS;
         const int64_t col = tile_col + unit_col;
@@ -61,10 +88,9 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
     if (args->rows == 0 || args->cols == 0)
         return 0;
     const int64_t down = kernel_divide_up(args->out_stride, TRANSPOSE_ROWS);
-    geometry.grid = dim3((unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
-                         (unsigned)(down < fp8pipe_cuda::detail::GRID_Y
-                                        ? down
-                                        : fp8pipe_cuda::detail::GRID_Y));
+    geometry.grid =
+        dim3((unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
+             (unsigned)(down < fp8pipe_cuda::detail::GRID_Y ? down : fp8pipe_cuda::detail::GRID_Y));
     geometry.block = dim3(BLOCK_THREADS);
     return kernel_launch(transpose_kernel, geometry, *args, stream);
 }
@@ -138,6 +164,7 @@ struct store_launch_args {
     kernel_store_args args;
     bool to_aligned;
     bool from_aligned;
+    bool residual_aligned;
 };
 
 static __device__ __forceinline__ float vector_value(const fp8pipe_vector &v, int64_t i)
@@ -197,7 +224,24 @@ static __device__ __forceinline__ unit<DTYPE> matrix_load(const fp8pipe_matrix &
     return unit_load_some<DTYPE>(p, m.cols - col);
 }
 
-/* to and from may be one matrix: each thread reads its unit before it writes it. */
+static __device__ __forceinline__ void values_activate(float values[UNIT], int activation)
+{
+    if (activation == FP8PIPE_ACTIVATION_GELU_TANH) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_gelu_tanh(values[i]);
+    } else if (activation == FP8PIPE_ACTIVATION_GELU_ERF) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_gelu_erf(values[i]);
+    } else if (activation == FP8PIPE_ACTIVATION_SILU) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_silu(values[i]);
+    }
+}
+
+/* to, from and residual may be one matrix: each thread reads its unit before it writes it. */
 template <int TO, int FROM>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     store_kernel(const __grid_constant__ store_launch_args launch)
@@ -239,6 +283,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 #pragma unroll
                 for (int i = 0; i < UNIT; i++)
                     values[i] = __fadd_rn(values[i], bias[i]);
+            values_activate(values, args.activation);
+            if (args.residual.data != NULL) {
+                unit<TO> u = matrix_load<TO>(args.residual, row, col, launch.residual_aligned);
+#pragma unroll
+                for (int i = 0; i < UNIT; i++)
+                    values[i] = __fadd_rn(values[i], unit_value(u, i));
+            }
             values_store<TO>(matrix_unit<TO>(args.to, row, col), values, args.to.cols - col,
                              launch.to_aligned);
         }
@@ -267,13 +318,18 @@ int kernel_store_cuda(const struct kernel_store_args *args, struct CUstream_st *
         (args->from.data != NULL &&
          (args->from.rows != args->to.rows || args->from.cols != args->to.cols ||
           args->from.stride < args->from.cols)) ||
-        (args->bias.data != NULL && args->bias.count != args->to.cols))
+        (args->bias.data != NULL && args->bias.count != args->to.cols) ||
+        (args->residual.data != NULL &&
+         (args->residual.rows != args->to.rows || args->residual.cols != args->to.cols ||
+          args->residual.stride < args->to.cols || args->residual.dtype != args->to.dtype)) ||
+        (unsigned)args->activation > FP8PIPE_ACTIVATION_SILU)
         return (int)cudaErrorInvalidValue;
     if (args->to.rows == 0 || args->to.cols == 0)
         return 0;
     launch.args = *args;
     launch.to_aligned = kernel_rows_aligned(&args->to);
     launch.from_aligned = kernel_rows_aligned(&args->from);
+    launch.residual_aligned = kernel_rows_aligned(&args->residual);
     switch (args->to.dtype) {
     case FP8PIPE_FP32:
         return store_launch<FP8PIPE_FP32>(launch, stream);

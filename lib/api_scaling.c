@@ -150,6 +150,7 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
         scaling->seen[i] = options->initial_scale > 0.0f;
     }
     scaling->all_seen = options->initial_scale > 0.0f;
+    scaling->scaled = options->initial_scale > 0.0f;
     status = backend->ops->pinned_alloc(backend, scaling->slots * sizeof(*scaling->shadow),
                                         (void **)&scaling->shadow);
     if (status != FP8PIPE_OK) {
@@ -260,7 +261,11 @@ static enum fp8pipe_status bind_writer(struct draft *draft, void *arg)
 
 static void commit_writer(struct draft *draft, void *arg, fp8pipe_ticket ticket)
 {
-    draft_wrote_scaling(draft, arg, ticket);
+    struct fp8pipe_scaling *scaling = arg;
+    uint8_t kind = draft->entry.op.kind;
+
+    draft_wrote_scaling(draft, scaling, ticket);
+    scaling->scaled = scaling->scaled || kind == OP_UPDATE || kind == OP_STATE_WRITE;
 }
 
 static enum fp8pipe_status submit_writer(struct fp8pipe_scaling *scaling,

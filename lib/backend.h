@@ -74,10 +74,11 @@ struct gemm_operand {
  * bias: NULL, or of d_dtype's own type, and with FP8 operands and an FP32 D of BF16.
  * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
  *
- * Epilogue (fp8pipe_epilogue): with P the product and its bias, pre = P, D = activation(P) +
- * residual, and with d_scale D = cast(activation(P) * *d_scale) with rows of a multiple of 16 bytes.
- * A backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued; lib/gemm.c
- * then goes another way.
+ * Epilogue (fp8pipe_epilogue): with P the product, bias and old D, pre = P, D = activation(P) +
+ * residual, and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of a
+ * multiple of 16 bytes; then there is neither residual nor accumulate. A residual of FP8 operands has
+ * 16-byte aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything
+ * is enqueued; lib/gemm.c then goes another way.
  */
 struct gemm_args {
     int64_t m;
@@ -95,7 +96,7 @@ struct gemm_args {
     const void *residual; /* NULL, or [m, n] of D's dtype, apart from D */
     int64_t residual_stride;
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
-    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to */
+    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to, rounded */
     int64_t pre_stride;
     const float *d_scale; /* device; not NULL: D is FP8 of d_format, d_dtype is not read */
     enum fp8pipe_format d_format;
@@ -179,6 +180,8 @@ struct backend_ops {
                                 const struct kernel_amax_args *args);
     enum fp8pipe_status (*quantize)(struct backend *backend, struct fp8pipe_stream *stream,
                                     const struct kernel_quantize_args *args);
+    enum fp8pipe_status (*capture)(struct backend *backend, struct fp8pipe_stream *stream,
+                                   const struct kernel_capture_args *args);
     enum fp8pipe_status (*transpose)(struct backend *backend, struct fp8pipe_stream *stream,
                                      const struct kernel_transpose_args *args);
     enum fp8pipe_status (*partials)(struct backend *backend, struct fp8pipe_stream *stream,

@@ -2,8 +2,8 @@
 
 #include <ck_pr.h>
 
+#include "epilogue.h"
 #include "function.h"
-#include "gemm.h"
 #include "linear.h"
 #include "quantize.h"
 #include "scaling.h"
@@ -105,13 +105,15 @@ static enum fp8pipe_status exec_gemm(struct issue *issue, const struct op *op)
         request.a = gemm_operand_of(&gemm->a, gemm->a_transposed);
         request.b = gemm_operand_of(&gemm->b, gemm->b_transposed);
     }
-    return gemm_run(issue, &request);
+    return (op->flags & OP_EPILOGUE) != 0
+               ? epilogue_run(issue, &request, &gemm->epilogue, op->flags)
+               : gemm_run(issue, &request);
 }
 
 enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ticket ticket)
 {
     struct backend *backend = issue->backend;
-    struct filling *filled = NULL;
+    struct filling *filled = NULL, *result = NULL;
     enum fp8pipe_status status = FP8PIPE_EINVAL;
 
     switch ((enum op_kind)op->kind) {
@@ -147,14 +149,19 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         break;
     case OP_GEMM:
         status = exec_gemm(issue, op);
+        result = (op->flags & OP_EPILOGUE) != 0 ? op->u.gemm.epilogue.out.filling : NULL;
         break;
     case OP_FORWARD:
         status = linear_forward(issue, op);
         filled = op->u.forward.kept;
+        result = (op->flags & OP_EPILOGUE) != 0 ? op->u.forward.epilogue.out.filling : NULL;
         break;
     case OP_DGRAD:
         status = linear_dgrad(issue, op);
         filled = op->u.dgrad.kept;
+        break;
+    case OP_PREPARE:
+        status = linear_prepare(issue, op);
         break;
     case OP_WGRAD:
         status = linear_wgrad(issue, op);
@@ -171,6 +178,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     issue_end(issue);
     if (status == FP8PIPE_OK && filled != NULL) {
         ck_pr_store_32(&filled->ready, 1);
+    }
+    if (status == FP8PIPE_OK && result != NULL) {
+        ck_pr_store_32(&result->ready, 1);
     }
     return status;
 }

@@ -18,6 +18,7 @@ const char *op_label(const struct op *op)
         [OP_WGRAD] = "linear_wgrad",
         [OP_TENSOR_CALL] = "tensor_call",
         [OP_ACTIVATION] = "activation",
+        [OP_PREPARE] = "linear_prepare",
     };
 
     return op->name[0] != '\0' ? op->name : kinds[op->kind];

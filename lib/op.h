@@ -34,7 +34,8 @@ enum op_kind {
     OP_DGRAD,
     OP_WGRAD,
     OP_TENSOR_CALL,
-    OP_ACTIVATION
+    OP_ACTIVATION,
+    OP_PREPARE
 };
 
 /* bits of op.flags */
@@ -45,6 +46,9 @@ enum op_kind {
 #define OP_SUMS_ACCUMULATE 16u
 #define OP_FAST 32u
 #define OP_KEEPS 64u /* a forward that a dgrad will follow */
+/* The payload of a GEMM, forward or dgrad has its last member, an epilogue or a residual; without
+ * this it ends before that. */
+#define OP_EPILOGUE 128u
 
 struct op_copy {
     void *to;
@@ -102,6 +106,14 @@ struct op_read {
     float *scale_inv;
 };
 
+struct op_epilogue {
+    struct fp8pipe_matrix pre;      /* data NULL: none */
+    struct fp8pipe_matrix residual; /* data NULL: none */
+    struct op_out out;              /* with a filling: D */
+    uint8_t activation;
+    uint8_t scaled; /* the slot's scale is taken, not the tensor's own amax */
+};
+
 struct op_gemm {
     struct fp8pipe_matrix a;
     struct fp8pipe_matrix b;
@@ -111,6 +123,7 @@ struct op_gemm {
     struct filling *b_filling;
     uint8_t a_transposed;
     uint8_t b_transposed;
+    struct op_epilogue epilogue;
 };
 
 struct op_forward {
@@ -120,6 +133,7 @@ struct op_forward {
     struct filling *x_filling; /* instead of x */
     struct fp8pipe_matrix y;
     struct filling *kept; /* new: the transposed X; NULL: not kept */
+    struct op_epilogue epilogue;
 };
 
 struct op_dgrad {
@@ -130,6 +144,7 @@ struct op_dgrad {
     struct fp8pipe_matrix dx;
     struct filling *kept; /* new: the transposed dY; NULL: not kept */
     float *sums;
+    struct fp8pipe_matrix residual;
 };
 
 struct op_wgrad {
@@ -156,6 +171,12 @@ struct op_activation {
     uint8_t backward;
 };
 
+struct op_prepare {
+    struct fp8pipe_linear *linear;
+    struct version *version;
+    uint8_t transposed;
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -179,6 +200,7 @@ struct op {
         struct op_wgrad wgrad;
         struct op_tensor_call tensor_call;
         struct op_activation activation;
+        struct op_prepare prepare;
     } u;
 };
 

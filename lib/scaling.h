@@ -8,6 +8,9 @@
  *
  *   writer, users   the last writer's ticket and each lane's last user since: under the word, at
  *                   submit.
+ *   scaled          an update or a load was submitted, or the slots began with a scale: under the
+ *                   word, at submit. What a GEMM quantizes itself is scaled by its slot from then
+ *                   on, whatever is on the device by now.
  *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's
  *                   own amax is launched: under `lock`, by launchers.
  */
@@ -49,6 +52,7 @@ struct fp8pipe_scaling {
     enum fp8pipe_format *formats; /* [slots] */
     struct scaling_state state;
     uint32_t linears; /* that name it: under the word */
+    bool scaled;
     fp8pipe_ticket writer;
     fp8pipe_ticket *users; /* [lanes] */
 

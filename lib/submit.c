@@ -111,7 +111,7 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     draft->ended_room = 0;
     draft->ended_count = 0;
     draft->object_count = 0;
-    draft->payload_end = (offsetof(struct op, u) + payload_bytes + 7) / 8 * 8;
+    draft_payload(draft, payload_bytes);
     op->kind = (uint8_t)kind;
     op->flags = (uint8_t)((submit->lane == FP8PIPE_LANE_AUTO ? 0u : OP_NUMBERED) |
                           ((submit->flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
@@ -174,12 +174,13 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
     return FP8PIPE_OK;
 }
 
-/* A predecessor that only orders; 0 and this draft's own lane are dropped. */
+/* A predecessor that only orders; 0, this draft's own lane and the one before are dropped. */
 static void draft_order(struct draft *draft, fp8pipe_ticket ticket)
 {
     uint32_t lane = ticket_lane(ticket);
 
     if (ticket == 0 || lane == draft->lane ||
+        (draft->order_count > 0 && draft->order[draft->order_count - 1] == ticket) ||
         port_done(&draft->pipe->ports[lane]) > ticket_position(ticket)) {
         return;
     }

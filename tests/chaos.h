@@ -22,6 +22,7 @@
 #define CHAOS_KERNELS(X)                                                                           \
     X(AMAX, amax)                                                                                  \
     X(QUANTIZE, quantize)                                                                          \
+    X(CAPTURE, capture)                                                                            \
     X(TRANSPOSE, transpose)                                                                        \
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \

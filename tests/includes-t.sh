@@ -10,7 +10,7 @@ cd "$srcdir" || exit 1
 # without going in circles.
 layers='
 api
-layer_draft out_draft
+layer_draft out_draft epilogue_draft
 submit wait
 pipe
 crew
@@ -18,7 +18,7 @@ handle
 lane
 completion exec
 linear function
-quantize
+quantize epilogue
 target
 scaling tensor gemm
 issue

@@ -318,10 +318,21 @@ void kernel_partials_host(const struct kernel_partials_args *args)
     }
 }
 
+void kernel_capture_host(const struct kernel_capture_args *args)
+{
+    *args->scale_inv = 1.0f / *args->scale;
+    if (args->amax != NULL) {
+        amax_fold(args->amax, *args->own_amax & 0x7fffffffu);
+    }
+}
+
 void kernel_transpose_host(const struct kernel_transpose_args *args)
 {
     if (args->rows == 0 || args->cols == 0) {
         return;
+    }
+    if (args->capture.scale_inv != NULL) {
+        kernel_capture_host(&args->capture);
     }
     for (int64_t row = 0; row < args->rows; row += KERNEL_SUM_ROWS) {
         int64_t rows = minimum(KERNEL_SUM_ROWS, args->rows - row);

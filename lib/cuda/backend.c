@@ -155,6 +155,7 @@ static void cuda_plan_stats(struct backend *base, struct backend_plan_stats *sta
 
 KERNEL(amax, args->x.rows, args->x.cols)
 KERNEL(quantize, args->x.rows, args->x.cols)
+KERNEL(capture, 1, 1)
 KERNEL(transpose, args->rows, args->cols)
 KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
@@ -196,6 +197,7 @@ const struct backend_ops backend_cuda_ops = {
     .gemm = cuda_gemm,
     .amax = cuda_amax,
     .quantize = cuda_quantize,
+    .capture = cuda_capture,
     .transpose = cuda_transpose,
     .partials = cuda_partials,
     .column_sums = cuda_column_sums,

@@ -362,6 +362,7 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
 #define KERNELS(X)                                                                                 \
     X(amax)                                                                                        \
     X(quantize)                                                                                    \
+    X(capture)                                                                                     \
     X(transpose)                                                                                   \
     X(partials)                                                                                    \
     X(column_sums)                                                                                 \
