@@ -289,6 +289,8 @@ enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
     sum.rescues += ck_pr_load_64(&pipe->crew->completion.rescues);
     sum.plans = plans.cached;
     sum.plans_evicted = plans.evicted;
+    sum.plans_borrowed = plans.borrowed;
+    sum.plans_refined = plans.refined;
     options_write(stats, &sum, sizeof(sum));
 leave:
     pipe_leave(pipe);

@@ -22,7 +22,9 @@
 #include <stdint.h>
 
 #include "fp8pipe.h"
+#include "fp8pipe_tune.h"
 #include "kernels/kernels.h"
+#include "log.h"
 
 struct backend_event; /* a backend's own */
 
@@ -40,6 +42,9 @@ struct backend_options {
     int32_t device;
     struct fp8pipe_allocator allocator; /* all zero: the backend's own pool */
     size_t workspace_bytes;             /* for each stream's GEMMs */
+    enum fp8pipe_plans plans;
+    const char *tune_file; /* NULL: none. Read by open */
+    const struct log *log; /* lives as long as the backend */
     /*
      * Called, from any thread, when work that an event stands for has finished; may be called too
      * often. Only by backends whose poll_ns is 0.
@@ -79,6 +84,9 @@ struct gemm_operand {
  * multiple of 16 bytes; then there is neither residual nor accumulate. A residual of FP8 operands has
  * 16-byte aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything
  * is enqueued; lib/gemm.c then goes another way.
+ * CUDA has none for a residual beside an activation, for `pre` without an activation or beside an
+ * FP8 D, for `pre` or a bias that is not 16-byte aligned, for an E5M2 D of two E4M3 operands, for an
+ * FP8 D of others than FP8 or with a bias that is not BF16.
  */
 struct gemm_args {
     int64_t m;
@@ -107,6 +115,19 @@ struct gemm_args {
 struct backend_plan_stats {
     uint64_t cached;
     uint64_t evicted;
+    uint64_t borrowed;
+    uint64_t refined;
+};
+
+/* What to time, as in struct fp8pipe_tune_options; checked and completed. */
+struct backend_tune {
+    const struct fp8pipe_tune_shape *shapes; /* NULL: those of all plans */
+    size_t shape_count;
+    const char *file;
+    int candidates;
+    bool untuned;        /* of all plans, only those that were not timed yet; and if there are none,
+                            the file is left alone */
+    int64_t deadline_ns; /* no shape is begun after it */
 };
 
 struct backend_ops {
@@ -196,6 +217,8 @@ struct backend_ops {
                                         const struct kernel_scale_update_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
+    /* As fp8pipe_tune; blocks. NULL: the backend has no plans. */
+    enum fp8pipe_status (*tune)(struct backend *backend, const struct backend_tune *tune);
 };
 
 extern const struct backend_ops backend_host_ops;

@@ -48,6 +48,7 @@ struct crew {
     struct completion completion;
     const struct log *log;
     uint32_t cancel; /* close's CANCEL: what is not issued is cancelled */
+    char *tune_file; /* FP8PIPE_TUNE: close times the plans of what ran, for this file; else NULL */
 };
 
 /* Issues all that is in the ring. INLINE, under the port's inline_mutex, inside `enter`. */

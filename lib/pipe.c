@@ -368,6 +368,7 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
                            "%u have not finished",
                            (long long)timeout_ns, pipe->number);
     }
+    crew_tune(pipe, deadline_ns);
     objects_retire(pipe);
     crew_free(pipe);
     filling_pool_free(&pipe->pool);

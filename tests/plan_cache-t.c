@@ -38,7 +38,7 @@ static void sleep_ms(int ms)
     nanosleep(&time, NULL);
 }
 
-static enum fp8pipe_status build(void *context, const void *key, void **out)
+static enum fp8pipe_status build(void *context, const void *key, void **out, bool *provisional)
 {
     struct builder *builder = context;
     struct plan *plan;
@@ -52,6 +52,7 @@ static enum fp8pipe_status build(void *context, const void *key, void **out)
     if (plan == NULL)
         bail("no memory");
     plan->name = ((const struct key *)key)->name;
+    *provisional = false;
     builder->built++;
     *out = plan;
     return FP8PIPE_OK;
@@ -67,7 +68,13 @@ static void destroy(void *context, void *plan)
 
 static struct plan_cache *cache_make(struct builder *builder, uint32_t capacity)
 {
-    struct plan_cache_options options = {sizeof(struct key), capacity, build, destroy, builder};
+    struct plan_cache_options options = {
+        .key_bytes = sizeof(struct key),
+        .capacity = capacity,
+        .build = build,
+        .destroy = destroy,
+        .context = builder,
+    };
     struct plan_cache *cache = plan_cache_create(&options);
 
     if (cache == NULL)

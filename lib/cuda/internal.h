@@ -42,7 +42,10 @@ struct cuda_backend {
     cudaMemPool_t pool; /* NULL where the allocator is the caller's */
     size_t workspace_bytes;
     struct cublaslt lt;
+    const struct log *log;
+    struct tuner *tuner; /* algorithms that were timed */
     struct plan_cache *plans;
+    struct planner *planner; /* refines borrowed plans; NULL where plans are fixed */
     /*
      * For what belongs to no stream: blocking copies, memory that is usable at once. Non-blocking,
      * so that it never waits for the caller's work on the default stream. One user at a time.
@@ -54,9 +57,9 @@ struct cuda_backend {
 struct cuda_stream {
     struct fp8pipe_stream base;
     cudaStream_t native;
-    bool owned; /* else the caller's */
-    void *workspace;
-    void *staging; /* page-locked, for copies of pageable memory; made by the first one */
+    bool owned;      /* else the caller's */
+    void *workspace; /* NULL until a GEMM needs it */
+    void *staging;   /* page-locked, for copies of pageable memory; made by the first one */
     struct plan_front plans;
 };
 

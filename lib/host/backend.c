@@ -391,7 +391,7 @@ KERNELS(KERNEL_ENQUEUE)
 static void plan_stats(struct backend *backend, struct backend_plan_stats *stats)
 {
     (void)backend;
-    *stats = (struct backend_plan_stats){0, 0};
+    *stats = (struct backend_plan_stats){0};
 }
 
 const struct backend_ops backend_host_ops = {
