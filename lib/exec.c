@@ -5,6 +5,7 @@
 
 #include "gemm.h"
 #include "linear.h"
+#include "optimizer.h"
 #include "quantize.h"
 #include "scaling.h"
 #include "thread.h"
@@ -198,6 +199,18 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         break;
     case OP_WGRAD:
         status = linear_wgrad(issue, op);
+        break;
+    case OP_ADAMW:
+        status = optimizer_adamw(issue, &op->u.adamw);
+        break;
+    case OP_GRADIENT_NORM:
+        status = optimizer_gradient_norm(issue, &op->u.gradient_norm);
+        break;
+    case OP_STEPS_READ:
+        status = optimizer_steps_read(issue, &op->u.steps);
+        break;
+    case OP_STEPS_WRITE:
+        status = optimizer_steps_write(issue, &op->u.steps);
         break;
     }
     issue_end(issue);

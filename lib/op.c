@@ -16,6 +16,10 @@ const char *op_label(const struct op *op)
         [OP_FORWARD] = "linear_forward",
         [OP_DGRAD] = "linear_dgrad",
         [OP_WGRAD] = "linear_wgrad",
+        [OP_ADAMW] = "optimizer_adamw",
+        [OP_GRADIENT_NORM] = "optimizer_gradient_norm",
+        [OP_STEPS_READ] = "optimizer_steps_get",
+        [OP_STEPS_WRITE] = "optimizer_steps_set",
     };
 
     return op->name[0] != '\0' ? op->name : kinds[op->kind];

@@ -32,7 +32,11 @@ enum op_kind {
     OP_GEMM,
     OP_FORWARD,
     OP_DGRAD,
-    OP_WGRAD
+    OP_WGRAD,
+    OP_ADAMW,
+    OP_GRADIENT_NORM,
+    OP_STEPS_READ,
+    OP_STEPS_WRITE
 };
 
 /* bits of op.flags */
@@ -120,6 +124,28 @@ struct op_wgrad {
     float *sums;
 };
 
+struct op_adamw {
+    struct fp8pipe_optimizer *optimizer;
+    const float *lr_device;
+    const float *gradient_scale;
+    const int32_t *skip_if;
+    float lr;
+};
+
+struct op_gradient_norm {
+    struct fp8pipe_optimizer *optimizer;
+    const float *gradient_scale;
+    float *norm;
+    float *clip;
+    int32_t *nonfinite;
+    float max_norm;
+};
+
+struct op_steps {
+    struct fp8pipe_optimizer *optimizer;
+    int64_t *image; /* pinned */
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -141,6 +167,9 @@ struct op {
         struct op_forward forward;
         struct op_dgrad dgrad;
         struct op_wgrad wgrad;
+        struct op_adamw adamw;
+        struct op_gradient_norm gradient_norm;
+        struct op_steps steps;
     } u;
 };
 

@@ -72,7 +72,7 @@ static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
     }
 }
 
-static bool slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
 {
     bool seen;
 
@@ -106,7 +106,7 @@ enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slo
     args->has_scale = &state->has_scale[slot];
     args->own_amax = NULL;
     args->amax = fold ? &state->amax[slot] : NULL;
-    if (slot_seen(scaling, slot, issue)) {
+    if (scaling_slot_seen(scaling, slot, issue)) {
         return FP8PIPE_OK;
     }
     args->own_amax = issue->own_amax;

@@ -65,6 +65,9 @@ float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
                     uint32_t history);
 
+/* Whether the host knows that a slot has a scale. By launchers. */
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue);
+
 /* How one quantize of a slot finds its scale: fills scale, has_scale, own amax (launching the pass
  * over x where it may be needed), numerator and, if `fold`, amax. */
 enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
