@@ -54,15 +54,16 @@ struct fp8pipe_optimizer_options {
     uint32_t group_count;                       /* 1 to 256 */
     const struct fp8pipe_parameter_group *groups; /* copied */
 };
-#define FP8PIPE_OPTIMIZER_OPTIONS_INIT { sizeof(struct fp8pipe_optimizer_options), NULL, 0, 0, NULL }
+#define FP8PIPE_OPTIMIZER_OPTIONS_INIT                                                             \
+    { sizeof(struct fp8pipe_optimizer_options), NULL, 0, 0, NULL }
 
 /*
  * The linears named belong to the optimizer until it is destroyed: all are of one scaling, none is
  * named twice or in another optimizer (EBUSY), their weight is `master`, an op that writes it is
  * done (EBUSY), none may be destroyed (EBUSY), and fp8pipe_linear_weight_changed refuses them
- * (EBUSY). Their FP8 weights, row-wise and transposed, are rewritten in place by each step: a tensor
- * that a forward kept before a step was submitted is no longer good for dgrad after it (EINVAL), but
- * is for wgrad.
+ * (EBUSY). Their FP8 weights, row-wise and transposed, are rewritten in place by each step: what a
+ * forward kept before a step was submitted is no longer good for a dgrad submitted after it
+ * (EINVAL), but is for wgrad.
  * Blocks while device memory is allocated and set. Destroy takes NULL; EBUSY while ops in flight
  * use it; the linears keep the weights that they have. Once the pipe is closed, optimizers and
  * linears may be destroyed in any order.
@@ -130,7 +131,10 @@ struct fp8pipe_gradient_norm_op {
     int32_t *nonfinite;
 };
 #define FP8PIPE_GRADIENT_NORM_OP_INIT                                                              \
-    { sizeof(struct fp8pipe_gradient_norm_op), FP8PIPE_SUBMIT_INIT, 0.0f, 0, NULL, NULL, NULL, NULL }
+    {                                                                                              \
+        sizeof(struct fp8pipe_gradient_norm_op), FP8PIPE_SUBMIT_INIT, 0.0f, 0, NULL, NULL, NULL,   \
+            NULL                                                                                   \
+    }
 FP8PIPE_API enum fp8pipe_status
 fp8pipe_optimizer_gradient_norm(struct fp8pipe_optimizer *optimizer,
                                 const struct fp8pipe_gradient_norm_op *op, fp8pipe_ticket *ticket);
