@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "fp8pipe_fused.h"
+#include "kernels/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -215,6 +215,10 @@ struct backend_ops {
                                       const struct kernel_activation_args *args);
     enum fp8pipe_status (*scale_update)(struct backend *backend, struct fp8pipe_stream *stream,
                                         const struct kernel_scale_update_args *args);
+    enum fp8pipe_status (*adamw)(struct backend *backend, struct fp8pipe_stream *stream,
+                                 const struct kernel_adamw_args *args);
+    enum fp8pipe_status (*gradient_norm)(struct backend *backend, struct fp8pipe_stream *stream,
+                                         const struct kernel_gradient_norm_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
     /* As fp8pipe_tune; blocks. NULL: the backend has no plans. */

@@ -5,6 +5,7 @@
 #include "epilogue.h"
 #include "function.h"
 #include "linear.h"
+#include "optimizer.h"
 #include "quantize.h"
 #include "scaling.h"
 #include "target.h"
@@ -173,6 +174,18 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_ACTIVATION:
         status = exec_activation(issue, op);
         filled = op->u.activation.out.filling;
+        break;
+    case OP_ADAMW:
+        status = optimizer_adamw(issue, &op->u.adamw);
+        break;
+    case OP_GRADIENT_NORM:
+        status = optimizer_gradient_norm(issue, &op->u.gradient_norm);
+        break;
+    case OP_STEPS_READ:
+        status = optimizer_steps_read(issue, &op->u.steps);
+        break;
+    case OP_STEPS_WRITE:
+        status = optimizer_steps_write(issue, &op->u.steps);
         break;
     }
     issue_end(issue);

@@ -35,7 +35,11 @@ enum op_kind {
     OP_WGRAD,
     OP_TENSOR_CALL,
     OP_ACTIVATION,
-    OP_PREPARE
+    OP_PREPARE,
+    OP_ADAMW,
+    OP_GRADIENT_NORM,
+    OP_STEPS_READ,
+    OP_STEPS_WRITE
 };
 
 /* bits of op.flags */
@@ -177,6 +181,28 @@ struct op_prepare {
     uint8_t transposed;
 };
 
+struct op_adamw {
+    struct fp8pipe_optimizer *optimizer;
+    const float *lr_device;
+    const float *gradient_scale;
+    const int32_t *skip_if;
+    float lr;
+};
+
+struct op_gradient_norm {
+    struct fp8pipe_optimizer *optimizer;
+    const float *gradient_scale;
+    float *norm;
+    float *clip;
+    int32_t *nonfinite;
+    float max_norm;
+};
+
+struct op_steps {
+    struct fp8pipe_optimizer *optimizer;
+    int64_t *image; /* pinned */
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -201,6 +227,9 @@ struct op {
         struct op_tensor_call tensor_call;
         struct op_activation activation;
         struct op_prepare prepare;
+        struct op_adamw adamw;
+        struct op_gradient_norm gradient_norm;
+        struct op_steps steps;
     } u;
 };
 

@@ -312,6 +312,7 @@ static void objects_retire(struct fp8pipe *pipe)
         [OBJECT_SCALING] = scaling_retire,
         [OBJECT_LINEAR] = linear_retire,
         [OBJECT_TENSOR] = tensor_retire,
+        [OBJECT_OPTIMIZER] = optimizer_retire,
     };
     struct backend *backend = pipe->crew->backend;
     struct backend_scope scope;

@@ -55,5 +55,6 @@ void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling);
 void scaling_retire(struct object *object, struct backend *backend);
 void linear_retire(struct object *object, struct backend *backend);
 void tensor_retire(struct object *object, struct backend *backend);
+void optimizer_retire(struct object *object, struct backend *backend);
 
 #endif

@@ -76,7 +76,7 @@ static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
     }
 }
 
-static bool slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
 {
     bool seen;
 
@@ -105,7 +105,7 @@ enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slo
     target->own_amax = NULL;
     target->amax = fold ? &state->amax[slot] : NULL;
     target->extremes = state->extremes == NULL ? NULL : &state->extremes[2 * (size_t)slot];
-    if (slot_seen(scaling, slot, issue)) {
+    if (scaling_slot_seen(scaling, slot, issue)) {
         return FP8PIPE_OK;
     }
     target->own_amax = issue->own_amax;

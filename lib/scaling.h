@@ -73,6 +73,9 @@ float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 void scaling_layout(struct scaling_state *state, unsigned char *data,
                     const struct fp8pipe_scaling *scaling);
 
+/* Whether the host knows that a slot has a scale. By launchers. */
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue);
+
 /* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
  * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
  * own amax may be needed: the caller launches the pass for it. */

@@ -174,8 +174,7 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
     return FP8PIPE_OK;
 }
 
-/* A predecessor that only orders; 0, this draft's own lane and the one before are dropped. */
-static void draft_order(struct draft *draft, fp8pipe_ticket ticket)
+void draft_order(struct draft *draft, fp8pipe_ticket ticket)
 {
     uint32_t lane = ticket_lane(ticket);
 

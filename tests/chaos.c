@@ -72,7 +72,7 @@ static const char *const call_names[CHAOS_CALLS] = {
 
 static bool is_work(enum chaos_call call)
 {
-    return call <= CHAOS_SCALE_UPDATE; /* the work stands first in the table */
+    return call <= CHAOS_GRADIENT_NORM; /* the work stands first in the table */
 }
 
 /* splitmix64, one sequence for each thread. */

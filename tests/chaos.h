@@ -27,7 +27,9 @@
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \
     X(STORE, store)                                                                                \
-    X(SCALE_UPDATE, scale_update)
+    X(SCALE_UPDATE, scale_update)                                                                  \
+    X(ADAMW, adamw)                                                                                \
+    X(GRADIENT_NORM, gradient_norm)
 
 #define CHAOS_WORK_TABLE(X)                                                                        \
     X(ALLOC, alloc)                                                                                \

@@ -17,6 +17,7 @@ crew
 handle
 lane
 completion exec
+optimizer
 linear function
 quantize epilogue
 target

@@ -169,6 +169,8 @@ KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
 KERNEL(store, args->to.rows, args->to.cols)
 KERNEL(scale_update, args->slots, args->history)
+KERNEL(adamw, args->tile_count, KERNEL_TILE_ELEMENTS)
+KERNEL(gradient_norm, args->tile_count, KERNEL_TILE_ELEMENTS)
 
 /* ---- The table ---------------------------------------------------------------------------- */
 
@@ -211,6 +213,8 @@ const struct backend_ops backend_cuda_ops = {
     .column_sums = cuda_column_sums,
     .store = cuda_store,
     .scale_update = cuda_scale_update,
+    .adamw = cuda_adamw,
+    .gradient_norm = cuda_gradient_norm,
     .plan_stats = cuda_plan_stats,
     .tune = cuda_tune,
 };

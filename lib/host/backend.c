@@ -368,7 +368,9 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
     X(column_sums)                                                                                 \
     X(store)                                                                                       \
     X(activation)                                                                                  \
-    X(scale_update)
+    X(scale_update)                                                                                \
+    X(adamw)                                                                                       \
+    X(gradient_norm)
 
 #define KERNEL_ENQUEUE(name)                                                                       \
     _Static_assert(sizeof(struct kernel_##name##_args) <= HOST_STREAM_ARGS, "an item carries it"); \
