@@ -104,10 +104,12 @@ void event_ring_reap(struct event_ring *ring)
     issued = ring_tail(&ring->port->ring);
     done = ring->port->done;
     while (done < issued && fault_status(ring->fault) == FP8PIPE_OK) {
+        int64_t look_ns = ring->timed ? ec_now_ns() : 0;
         bool finished = false;
 
         status = ring->backend->ops->event_query(ring->backend, event_of(ring, done), &finished);
         if (status != FP8PIPE_OK || !finished) {
+            ck_pr_store_64(&ring->busy_ns, (uint64_t)look_ns);
             break;
         }
         done += ring->slots[done & ring->mask];
@@ -120,6 +122,19 @@ void event_ring_reap(struct event_ring *ring)
     if (status != FP8PIPE_OK) {
         fault_raise(ring->fault, status_sentence());
     }
+}
+
+bool event_ring_finished(struct event_ring *ring, uint64_t position, int64_t *busy_ns)
+{
+    bool finished = port_done(ring->port) > position;
+
+    /* An error is the reap's to find. */
+    if (!finished && ring->backend->ops->event_query(ring->backend, event_of(ring, position),
+                                                     &finished) != FP8PIPE_OK) {
+        finished = false;
+    }
+    *busy_ns = (int64_t)ck_pr_load_64(&ring->busy_ns);
+    return finished;
 }
 
 void event_ring_look(struct event_ring *ring, uint64_t position, struct look *look)

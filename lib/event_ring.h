@@ -12,6 +12,7 @@
 #define LIB_EVENT_RING_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend.h"
@@ -27,6 +28,8 @@ struct event_ring {
     uint8_t *slots;              /* of the op at a position */
     uint64_t mask;
     uint64_t done_ops; /* written under the reap lock, read by stats */
+    bool timed;        /* busy_ns is kept */
+    uint64_t busy_ns;  /* when a reap last saw the stream busy; as done_ops, read by the launcher */
     pthread_mutex_t reap;
 };
 
@@ -54,6 +57,10 @@ enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t pos
 
 /* Moves the done mark over what has finished; a device error raises the fault. Inside `enter`. */
 void event_ring_reap(struct event_ring *ring);
+
+/* Whether the op at an issued position, the lane's latest, has finished; then *busy_ns is when the
+ * stream was last seen busy, 0: never. By the launcher, with `timed`. */
+bool event_ring_finished(struct event_ring *ring, uint64_t position, int64_t *busy_ns);
 
 /* Where an op of the lane is. */
 struct look {

@@ -129,6 +129,7 @@ struct op {
     uint8_t flags;
     uint16_t lists_at; /* bytes from the op's start to its lists */
     void *event;
+    int64_t enqueued_ns; /* CLOCK_MONOTONIC, 0 without a trace */
     char name[FP8PIPE_NAME_MAX + 1];
     union {
         struct op_copy copy;
