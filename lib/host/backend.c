@@ -150,7 +150,7 @@ struct backend_timer {
     int64_t at_ns; /* CLOCK_MONOTONIC; written by an executor, read once its work is done */
 };
 
-static enum fp8pipe_status timer_create(struct backend *backend, struct backend_timer **timer)
+static enum fp8pipe_status host_timer_create(struct backend *backend, struct backend_timer **timer)
 {
     struct backend_timer *made = calloc(1, sizeof(*made));
 
@@ -162,7 +162,7 @@ static enum fp8pipe_status timer_create(struct backend *backend, struct backend_
     return FP8PIPE_OK;
 }
 
-static void timer_destroy(struct backend *backend, struct backend_timer *timer)
+static void host_timer_destroy(struct backend *backend, struct backend_timer *timer)
 {
     (void)backend;
     free(timer);
@@ -176,16 +176,16 @@ static void run_timer(void *args)
     timer->at_ns = ec_now_ns();
 }
 
-static enum fp8pipe_status timer_record(struct backend *backend, struct backend_timer *timer,
-                                        struct fp8pipe_stream *stream)
+static enum fp8pipe_status host_timer_record(struct backend *backend, struct backend_timer *timer,
+                                             struct fp8pipe_stream *stream)
 {
     (void)backend;
     host_stream_push(stream, run_timer, &timer, sizeof(timer));
     return FP8PIPE_OK;
 }
 
-static enum fp8pipe_status timer_now(struct backend *backend, struct backend_timer *timer,
-                                     int64_t *now_ns)
+static enum fp8pipe_status host_timer_now(struct backend *backend, struct backend_timer *timer,
+                                          int64_t *now_ns)
 {
     (void)backend;
     timer->at_ns = ec_now_ns();
@@ -193,8 +193,8 @@ static enum fp8pipe_status timer_now(struct backend *backend, struct backend_tim
     return FP8PIPE_OK;
 }
 
-static enum fp8pipe_status timer_elapsed(struct backend *backend, struct backend_timer *from,
-                                         struct backend_timer *to, int64_t *elapsed_ns)
+static enum fp8pipe_status host_timer_elapsed(struct backend *backend, struct backend_timer *from,
+                                              struct backend_timer *to, int64_t *elapsed_ns)
 {
     (void)backend;
     *elapsed_ns = to->at_ns - from->at_ns;
@@ -498,11 +498,11 @@ const struct backend_ops backend_host_ops = {
     .stream_wait = stream_wait,
     .stream_wait_native = stream_wait_native,
     .native_wait = native_wait,
-    .timer_create = timer_create,
-    .timer_destroy = timer_destroy,
-    .timer_record = timer_record,
-    .timer_now = timer_now,
-    .timer_elapsed = timer_elapsed,
+    .timer_create = host_timer_create,
+    .timer_destroy = host_timer_destroy,
+    .timer_record = host_timer_record,
+    .timer_now = host_timer_now,
+    .timer_elapsed = host_timer_elapsed,
     .range_push = range_push,
     .range_pop = range_pop,
     .alloc = pool_alloc,
