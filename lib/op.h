@@ -27,6 +27,7 @@ enum op_kind {
     OP_SKIP,
     OP_STATE_READ,
     OP_STATE_WRITE,
+    OP_SLOT_READ,
     OP_QUANTIZE,
     OP_READ,
     OP_GEMM,
@@ -62,7 +63,8 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state; OP_SLOT_READ:
+                    a pinned struct scaling_slot */
 };
 
 struct op_quantize {
