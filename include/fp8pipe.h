@@ -270,8 +270,8 @@ struct fp8pipe_stats {
                          when its launcher came to issue the next op, at most: the stream ran dry
                          some time after the previous issue ended, and after a wait or a stats_get
                          last found it busy */
-    uint64_t memory_bytes;      /* device memory that the pipe holds now (its objects', temporaries,
-                                   workspaces, fp8pipe_alloc's; the pipe's, the same for each lane) */
+    uint64_t memory_bytes;      /* device memory that the pipe holds now: its objects', temporaries,
+                                   workspaces, fp8pipe_alloc's (the same for each lane) */
     uint64_t memory_peak_bytes; /* its highest so far */
 };
 

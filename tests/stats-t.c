@@ -133,6 +133,7 @@ static void memory(enum fp8pipe_backend backend)
     struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_scaling *scaling;
     struct fp8pipe_tensor *tensor;
+    double *zeros = test_calloc(256 * 256, sizeof(*zeros));
     struct test_matrix x;
     uint64_t at_open, with_block, with_scaling, with_x;
     void *block;
@@ -154,7 +155,8 @@ static void memory(enum fp8pipe_backend backend)
     with_scaling = memory_of(pipe);
     ok(with_scaling >= at_open + 4 * 1023 * 4, "a scaling's state counts");
     x = test_matrix_make(pipe, FP8PIPE_FP32, 256, 256, 0, 0);
-    test_matrix_set(&x, test_calloc(256 * 256, sizeof(double)));
+    test_matrix_set(&x, zeros);
+    free(zeros);
     with_x = memory_of(pipe);
     must(fp8pipe_tensor_create(pipe, &tensor));
     test_quantize(tensor, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(0));
