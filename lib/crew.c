@@ -26,6 +26,7 @@ void crew_free(struct fp8pipe *pipe)
 
     backend->ops->enter(backend, &scope);
     crew_streams_end(crew);
+    trace_clear(&crew->trace, backend);
     for (uint32_t i = 0; i < pipe->lanes; i++) {
         struct lane *lane = &crew->lanes[i];
 
@@ -39,6 +40,7 @@ void crew_free(struct fp8pipe *pipe)
     backend->ops->leave(backend, &scope);
     backend->ops->close(backend);
     free(crew->tune_file);
+    free(crew->trace.file);
     free(crew->rings);
     free(crew->lanes);
     free(crew);
@@ -56,6 +58,8 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
     lane->crew = crew;
     lane->index = index;
     lane->port = &pipe->ports[index];
+    lane->measure_idle = options->measure_idle != 0;
+    crew->rings[index].timed = lane->measure_idle;
     if (options->streams != NULL && options->streams[index] == NULL) {
         return status_fail(FP8PIPE_EINVAL,
                            "streams[%u] = NULL: name the default stream as cudaStreamLegacy or "

@@ -141,6 +141,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_STATE_WRITE:
         status = scaling_write(op->u.scaling.scaling, op->u.scaling.image, issue);
         break;
+    case OP_SLOT_READ:
+        status = scaling_read_slot(op->u.scaling.scaling, op->u.scaling.image, issue);
+        break;
     case OP_QUANTIZE:
         status = exec_quantize(issue, op);
         filled = op->u.quantize.filling;

@@ -10,6 +10,7 @@ const char *op_label(const struct op *op)
         [OP_SKIP] = "scaling_skip",
         [OP_STATE_READ] = "scaling_save",
         [OP_STATE_WRITE] = "scaling_load",
+        [OP_SLOT_READ] = "scaling_slot_get",
         [OP_QUANTIZE] = "tensor_quantize",
         [OP_READ] = "tensor_read",
         [OP_GEMM] = "gemm",

@@ -27,6 +27,7 @@ enum op_kind {
     OP_SKIP,
     OP_STATE_READ,
     OP_STATE_WRITE,
+    OP_SLOT_READ,
     OP_QUANTIZE,
     OP_READ,
     OP_GEMM,
@@ -91,7 +92,8 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image;            /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state; OP_SLOT_READ:
+                    a pinned struct scaling_slot */
     const int32_t *skip_if; /* OP_UPDATE: NULL, or a device word */
 };
 
@@ -212,6 +214,7 @@ struct op {
     uint8_t flags;
     uint16_t lists_at; /* bytes from the op's start to its lists */
     void *event;
+    int64_t enqueued_ns; /* CLOCK_MONOTONIC, 0 without a trace */
     char name[FP8PIPE_NAME_MAX + 1];
     union {
         struct op_copy copy;

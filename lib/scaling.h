@@ -41,6 +41,16 @@ struct scaling_state {
     uint32_t *scratch;
 };
 
+/* The words of one slot, read without the others: `slot` is given, the rest is of the device. */
+struct scaling_slot {
+    uint32_t slot;
+    float scale;
+    int32_t has_scale;
+    uint32_t amax;
+    int32_t nonfinite;
+    uint64_t extremes[2]; /* left alone where they are not counted */
+};
+
 struct fp8pipe_scaling {
     struct object object;
     uint32_t slots;
@@ -90,6 +100,10 @@ enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue);
+
+/* Copies one slot's words to a pinned image. */
+enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct scaling_slot *image,
+                                      struct issue *issue);
 
 /* The saved form of a state, independent of the ring's cursor: size, writing from an image, and
  * reading into one (ESTATE; the image is then undefined). */

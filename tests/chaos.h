@@ -50,6 +50,10 @@
     X(EVENT_QUERY, event_query)                                                                    \
     X(STREAM_WAIT, stream_wait)                                                                    \
     X(STREAM_WAIT_NATIVE, stream_wait_native)                                                      \
+    X(TIMER_CREATE, timer_create)                                                                  \
+    X(TIMER_RECORD, timer_record)                                                                  \
+    X(TIMER_NOW, timer_now)                                                                        \
+    X(TIMER_ELAPSED, timer_elapsed)                                                                \
     X(NATIVE_WAIT, native_wait)                                                                    \
     X(PINNED_ALLOC, pinned_alloc)                                                                  \
     X(MEMORY_ALLOC, memory_alloc)                                                                  \
@@ -104,6 +108,7 @@ struct chaos_live {
     int64_t backends;
     int64_t streams;
     int64_t events;
+    int64_t timers;
     int64_t allocs; /* of the stream-ordered pool */
     int64_t alloc_bytes;
     int64_t pinned;

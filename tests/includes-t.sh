@@ -11,12 +11,12 @@ cd "$srcdir" || exit 1
 layers='
 api
 layer_draft out_draft epilogue_draft
-submit wait
+submit wait tracing
 pipe
 crew
 handle
 lane
-completion exec
+completion exec trace
 optimizer
 linear function
 quantize epilogue
