@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#include "fp8pipe.h"
+#include "fp8pipe_fused.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,6 +51,8 @@ struct kernel_amax_args {
  *   amax       *amax = max(*amax, bits of |x|) over all elements, padding never; NULL: not folded.
  *   partials   [ceil(x.rows / KERNEL_SUM_ROWS), x.cols] float32: sums of x over the rows of each
  *              tile, in a fixed order (the CUDA order may differ from the host's); NULL: none.
+ *   extremes   [2]: += how many values saturate (|x * scale| beyond the largest finite value, inf
+ *              too, NaN not), and how many other than 0 become 0; NULL: not counted.
  *
  * x may be empty in rows: then only scale_inv is written. x's rows may be aligned to the element
  * only; x.stride >= x.cols.
@@ -69,7 +71,55 @@ struct kernel_quantize_args {
     int64_t transposed_stride;
     uint32_t *amax;
     float *partials;
+    uint64_t *extremes;
 };
+
+/* The quantize of x that a target asks for; the pass for its own amax is another launch. */
+static inline struct kernel_quantize_args
+kernel_quantize_of(const struct fp8pipe_quantize_target *target, const struct fp8pipe_matrix *x)
+{
+    struct kernel_quantize_args args;
+
+    args.x = *x;
+    args.format = target->format;
+    args.scale_numerator = target->scale_numerator;
+    args.scale = target->scale;
+    args.has_scale = target->has_scale;
+    args.own_amax = target->own_amax;
+    args.scale_inv = target->scale_inv;
+    args.row = target->row;
+    args.row_stride = target->row_stride;
+    args.transposed = target->transposed;
+    args.transposed_stride = target->transposed_stride;
+    args.amax = target->amax;
+    args.partials = target->partials;
+    args.extremes = target->extremes;
+    return args;
+}
+
+/* The other way round. */
+static inline struct fp8pipe_quantize_target
+kernel_quantize_target(const struct kernel_quantize_args *args)
+{
+    struct fp8pipe_quantize_target target;
+
+    target.rows = args->x.rows;
+    target.cols = args->x.cols;
+    target.format = args->format;
+    target.scale_numerator = args->scale_numerator;
+    target.scale = args->scale;
+    target.has_scale = args->has_scale;
+    target.own_amax = (uint32_t *)(uintptr_t)args->own_amax;
+    target.scale_inv = args->scale_inv;
+    target.row = args->row;
+    target.row_stride = args->row_stride;
+    target.transposed = args->transposed;
+    target.transposed_stride = args->transposed_stride;
+    target.amax = args->amax;
+    target.partials = args->partials;
+    target.extremes = args->extremes;
+    return target;
+}
 
 /* transpose: out[c, r] = in[r, c] (bytes); columns rows .. out_stride-1 of out are zeros. Strides are
  * multiples of KERNEL_FP8_PAD, pointers 16-byte aligned. */

@@ -1,7 +1,7 @@
 /* Public entry points of the ops that touch no object, and of fp8pipe_gemm. */
 #include "fp8pipe_cuda.h"
 
-#include "exec.h"
+#include "function.h"
 #include "submit.h"
 #include "thread.h"
 
@@ -59,7 +59,12 @@ enum fp8pipe_status fp8pipe_call(struct fp8pipe *pipe, const struct fp8pipe_call
     if (op->fn == NULL) {
         return status_fail(FP8PIPE_EINVAL, "fn = NULL: it is needed");
     }
-    draft.entry.op.u.call = (struct op_call){op->fn, op->arg};
+    status = check_arg(op->arg, op->arg_bytes);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.call = (struct op_call){op->fn, op->arg, op->arg_bytes};
+    draft_copy_arg(&draft, op->arg, op->arg_bytes);
     return draft_submit(&draft, NULL, NULL, ticket);
 }
 
@@ -106,7 +111,7 @@ enum fp8pipe_status fp8pipe_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_
         return status_fail(FP8PIPE_ENOTSUP, "stream = %p: it is not of the host backend",
                            (void *)stream);
     }
-    return exec_host_enqueue(stream, work, arg);
+    return function_host_enqueue(stream, work, arg);
 }
 
 struct CUstream_st *fp8pipe_stream_cuda(const struct fp8pipe_stream *stream)

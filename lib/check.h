@@ -92,6 +92,9 @@ static inline enum fp8pipe_status check_apart(const char *out_field,
 enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
                                      const char *field, const struct fp8pipe_matrix *matrix);
 
+/* The argument of a function of the caller's, of which `bytes` are copied. */
+enum fp8pipe_status check_arg(const void *arg, size_t bytes);
+
 enum fp8pipe_status check_enum_refuse(const char *field, int value, int last);
 
 /* An enum value, 0 to last. */

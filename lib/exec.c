@@ -1,85 +1,25 @@
 #include "exec.h"
 
 #include <ck_pr.h>
-#include <stdlib.h>
 
+#include "function.h"
 #include "gemm.h"
 #include "linear.h"
 #include "quantize.h"
 #include "scaling.h"
-#include "thread.h"
+#include "target.h"
 
-struct host_work {
-    struct fault *fault;
-    fp8pipe_work_fn *fn;
-    void *arg;
-};
-
-static void run_host_work(void *arg)
+static enum fp8pipe_status exec_tensor_call(struct issue *issue, const struct op *op)
 {
-    struct host_work *work = arg;
+    const struct op_tensor_call *call = &op->u.tensor_call;
+    struct fp8pipe_quantize_target target;
+    enum fp8pipe_status status =
+        target_begin(issue, &call->out, op->flags, call->rows, call->cols, &target);
 
-    if (fault_status(work->fault) == FP8PIPE_OK) {
-        enum thread_inside before = thread_inside_set(THREAD_FUNCTION);
-
-        work->fn(work->arg);
-        thread_inside_set(before);
+    if (status == FP8PIPE_OK && call->rows > 0 && call->cols > 0) {
+        status = function_tensor_call(issue, op, &target);
     }
-    free(work);
-}
-
-static enum fp8pipe_status enqueue_host_work(struct backend *backend, struct fp8pipe_stream *stream,
-                                             struct fault *fault, fp8pipe_work_fn *fn, void *arg)
-{
-    struct host_work *work = malloc(sizeof(*work));
-    enum fp8pipe_status status;
-
-    if (work == NULL) {
-        return status_fail(FP8PIPE_ENOMEM, "host work: %zu bytes are not to be had", sizeof(*work));
-    }
-    *work = (struct host_work){fault, fn, arg};
-    status = backend->ops->host_call(backend, stream, run_host_work, work);
-    if (status != FP8PIPE_OK) {
-        free(work);
-    }
-    return status;
-}
-
-/* The `call` that the thread is inside of. */
-static _Thread_local const struct issue *call_issue;
-
-enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn, void *arg)
-{
-    if (call_issue == NULL || call_issue->stream != stream) {
-        return status_fail(FP8PIPE_EINVAL, "stream = %p: this thread is not inside a call on it",
-                           (void *)stream);
-    }
-    return enqueue_host_work(call_issue->backend, stream, call_issue->rings[call_issue->lane].fault,
-                             fn, arg);
-}
-
-static enum fp8pipe_status exec_call(struct issue *issue, const struct op_call *call)
-{
-    enum thread_inside before = thread_inside_set(THREAD_FUNCTION);
-    struct backend_scope scope;
-    enum fp8pipe_status status;
-
-    call_issue = issue;
-    /* fn may make another device current. */
-    issue->backend->ops->enter(issue->backend, &scope);
-    status = call->fn(issue->stream, call->arg);
-    issue->backend->ops->leave(issue->backend, &scope);
-    call_issue = NULL;
-    thread_inside_set(before);
-    if (!status_known(status)) {
-        return status_fail(FP8PIPE_ECALL, "the function of a call returned %d, which is no status",
-                           (int)status);
-    }
-    if (status != FP8PIPE_OK) {
-        status_fail(status, "the function of a call returned %s: %s", fp8pipe_status_name(status),
-                    fp8pipe_strerror(status));
-    }
-    return status;
+    return status != FP8PIPE_OK ? status : target_end(issue, &call->out, op->flags, &target);
 }
 
 static enum fp8pipe_status exec_quantize(struct issue *issue, const struct op *op)
@@ -160,11 +100,10 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
                                                             op->u.copy.from, op->u.copy.bytes);
         break;
     case OP_CALL:
-        status = exec_call(issue, &op->u.call);
+        status = function_call(issue, op);
         break;
     case OP_HOST_CALL:
-        status = enqueue_host_work(backend, issue->stream, issue->rings[issue->lane].fault,
-                                   op->u.host_call.fn, op->u.host_call.arg);
+        status = function_host_call(issue, &op->u.host_call);
         break;
     case OP_UPDATE:
         status = scaling_update(op->u.scaling.scaling, issue, ticket);
@@ -198,6 +137,10 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         break;
     case OP_WGRAD:
         status = linear_wgrad(issue, op);
+        break;
+    case OP_TENSOR_CALL:
+        status = exec_tensor_call(issue, op);
+        filled = op->u.tensor_call.out.filling;
         break;
     }
     issue_end(issue);

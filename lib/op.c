@@ -16,6 +16,7 @@ const char *op_label(const struct op *op)
         [OP_FORWARD] = "linear_forward",
         [OP_DGRAD] = "linear_dgrad",
         [OP_WGRAD] = "linear_wgrad",
+        [OP_TENSOR_CALL] = "tensor_call",
     };
 
     return op->name[0] != '\0' ? op->name : kinds[op->kind];

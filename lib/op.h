@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fp8pipe.h"
+#include "fp8pipe_fused.h"
 
 struct filling;
 struct version;
@@ -32,7 +32,8 @@ enum op_kind {
     OP_GEMM,
     OP_FORWARD,
     OP_DGRAD,
-    OP_WGRAD
+    OP_WGRAD,
+    OP_TENSOR_CALL
 };
 
 /* bits of op.flags */
@@ -50,9 +51,28 @@ struct op_copy {
     size_t bytes;
 };
 
+/* Behind the payloads of the next two lie the bytes copied of `arg`, which is then not read. */
 struct op_call {
     fp8pipe_call_fn *fn;
     void *arg;
+    size_t arg_bytes;
+};
+
+/* A fused op's quantized result, with OP_FOLD and OP_SUMS_ACCUMULATE. */
+struct op_out {
+    struct fp8pipe_scaling *scaling;
+    struct filling *filling; /* new, of the values' shape; NULL: no result, the rest is not read */
+    float *sums;
+    uint32_t slot;
+};
+
+struct op_tensor_call {
+    fp8pipe_quantize_fn *fn;
+    void *arg;
+    size_t arg_bytes;
+    int64_t rows;
+    int64_t cols;
+    struct op_out out;
 };
 
 struct op_host_call {
@@ -141,6 +161,7 @@ struct op {
         struct op_forward forward;
         struct op_dgrad dgrad;
         struct op_wgrad wgrad;
+        struct op_tensor_call tensor_call;
     } u;
 };
 
@@ -157,6 +178,14 @@ static inline const fp8pipe_ticket *op_order(const struct op *op)
 static inline struct filling *const *op_ended(const struct op *op)
 {
     return (struct filling *const *)(const void *)(op_order(op) + op->order);
+}
+
+/* What a call's function gets: `arg`, or the copy behind a payload of payload_bytes. */
+static inline void *op_arg(const struct op *op, size_t payload_bytes, void *arg, size_t arg_bytes)
+{
+    size_t behind = (offsetof(struct op, u) + payload_bytes + 7) / 8 * 8;
+
+    return arg_bytes == 0 ? arg : (char *)(uintptr_t)op + behind;
 }
 
 /* What logs call it: its name, or its kind. */

@@ -88,33 +88,24 @@ static bool slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct iss
     return seen;
 }
 
-enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
-                                   struct issue *issue, struct kernel_quantize_args *args)
+enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct fp8pipe_quantize_target *target)
 {
     const struct scaling_state *state = &scaling->state;
     struct backend *backend = issue->backend;
-    struct kernel_amax_args amax = {
-        .x = args->x,
-        .skip_if = &state->has_scale[slot],
-        .amax = issue->own_amax,
-    };
-    enum fp8pipe_status status;
 
-    args->format = scaling->formats[slot];
-    args->scale_numerator = scaling_numerator(args->format, scaling->margin);
-    args->scale = &state->scale[slot];
-    args->has_scale = &state->has_scale[slot];
-    args->own_amax = NULL;
-    args->amax = fold ? &state->amax[slot] : NULL;
+    target->format = scaling->formats[slot];
+    target->scale_numerator = scaling_numerator(target->format, scaling->margin);
+    target->scale = &state->scale[slot];
+    target->has_scale = &state->has_scale[slot];
+    target->own_amax = NULL;
+    target->amax = fold ? &state->amax[slot] : NULL;
+    target->extremes = state->extremes == NULL ? NULL : &state->extremes[2 * (size_t)slot];
     if (slot_seen(scaling, slot, issue)) {
         return FP8PIPE_OK;
     }
-    args->own_amax = issue->own_amax;
-    status = backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
-    if (status == FP8PIPE_OK) {
-        status = backend->ops->amax(backend, issue->stream, &amax);
-    }
-    return status;
+    target->own_amax = issue->own_amax;
+    return backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
 }
 
 enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,

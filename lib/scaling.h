@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 
+#include "fp8pipe_fused.h"
 #include "issue.h"
 #include "object.h"
 
@@ -31,6 +32,7 @@ struct scaling_state {
     uint32_t *cursor;
     int32_t *nonfinite;
     int32_t *any_nonfinite;
+    uint64_t *extremes; /* [slots][2]: saturated, flushed; NULL: not counted */
     float *numerator;
     uint32_t *scratch;
 };
@@ -65,10 +67,11 @@ float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
                     uint32_t history);
 
-/* How one quantize of a slot finds its scale: fills scale, has_scale, own amax (launching the pass
- * over x where it may be needed), numerator and, if `fold`, amax. */
-enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
-                                   struct issue *issue, struct kernel_quantize_args *args);
+/* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
+ * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
+ * own amax may be needed: the caller launches the pass for it. */
+enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct fp8pipe_quantize_target *target);
 
 enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
                                    fp8pipe_ticket ticket);

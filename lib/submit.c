@@ -128,6 +128,14 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     return status;
 }
 
+void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes)
+{
+    if (bytes > 0) {
+        memcpy(draft->entry.bytes + draft->payload_end, arg, bytes);
+        draft->payload_end += (bytes + 7) / 8 * 8;
+    }
+}
+
 enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct object *object)
 {
     if (object == NULL) {

@@ -10,15 +10,16 @@ cd "$srcdir" || exit 1
 # without going in circles.
 layers='
 api
-layer_draft
+layer_draft out_draft
 submit wait
 pipe
 crew
 handle
 lane
 completion exec
-linear
+linear function
 quantize
+target
 scaling tensor gemm
 issue
 event_ring
@@ -45,7 +46,7 @@ find lib kernels include examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh
 # RULE MESSAGE for every include that breaks one, and an "edge FROM TO" for each arrow.
 printf '%s' "$layers" | awk -v includes="$work/includes" '
 function module_of(path) {
-    if (path ~ /^include\/|^fp8pipe(_cuda)?\.h$/) return "public"
+    if (path ~ /^include\/|^fp8pipe(_[a-z]+)?\.h$/) return "public"
     if (path ~ /^kernels\//) return "kernels"
     sub(/^lib\//, "", path)
     if (path ~ /^host\//) return "host"

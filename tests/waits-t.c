@@ -183,7 +183,7 @@ static void overtaken(enum fp8pipe_mode mode)
     is_int(fp8pipe_wait(pipe, failed, FP8PIPE_DONE, TEST_TIMEOUT_NS), FP8PIPE_ECALL, "an op fails");
     is_int(draft_begin(&draft, pipe, &submit, OP_CALL, sizeof(struct op_call), 0), FP8PIPE_OK,
            "%s: a submit begins on an open pipe", mode_name(mode));
-    draft.entry.op.u.call = (struct op_call){call_nothing, NULL};
+    draft.entry.op.u.call = (struct op_call){call_nothing, NULL, 0};
     test_close(pipe);
     is_int(draft_after(&draft, failed), FP8PIPE_OK,
            "%s: closed meanwhile, it may still be asked for what its predecessor did",
