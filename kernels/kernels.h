@@ -205,4 +205,6 @@ int kernel_scale_update_cuda(const struct kernel_scale_update_args *args,
 }
 #endif
 
+#include "kernels/modulate.h"
+
 #endif

@@ -33,10 +33,10 @@ struct kernel_view {
  *   x_out   may be x itself; else no output overlaps anything.
  *   norm    LAYER and RMS need mean and rstd, [rows] each, which are written; NONE takes neither.
  *   weight  [cols] float32 or NULL, bias likewise; with NONE too, where n = x'.
- *   target  scale_inv NULL: nothing is quantized, the rest is then not read. Else as
- *           struct fp8pipe_quantize_target says of the values z, in float32. Partial sums are made
- *           in the order of kernel_quantize. own_amax given: the pass for it, which the device skips
- *           if *has_scale is set, is part of this; *own_amax is 0 before.
+ *   target  of z, in float32, as struct fp8pipe_quantize_target says; with partial sums in the
+ *           order of kernel_quantize. own_amax given: the pass for it, which the device skips if
+ *           *has_scale is set, is part of this; *own_amax is 0 before. scale_inv NULL: nothing is
+ *           quantized, and the other outputs are NULL.
  *
  * rows and cols >= 1. Values of NaN may differ in sign and payload between the backends.
  */
@@ -69,7 +69,7 @@ struct kernel_modulate_args {
  *               does not decrease, no two pairs that occur have the same. Rows for pairs that do not
  *               occur are not written. NULL: not wanted.
  *   weight_partials, bias_partials  [chunks, cols] float32.
- *   row_sums    [2 * rows] float32, scratch; needed with a norm.
+ *   row_means   [2 * rows] float32, scratch; needed with a norm.
  *   target      of dy if y is given, else of dx.
  */
 struct kernel_modulate_backward_args {
@@ -97,7 +97,7 @@ struct kernel_modulate_backward_args {
     float *shift_partials;
     float *weight_partials;
     float *bias_partials;
-    float *row_sums;
+    float *row_means;
     struct fp8pipe_quantize_target target;
 };
 

@@ -189,6 +189,12 @@ struct backend_ops {
                                  const struct kernel_store_args *args);
     enum fp8pipe_status (*scale_update)(struct backend *backend, struct fp8pipe_stream *stream,
                                         const struct kernel_scale_update_args *args);
+    enum fp8pipe_status (*modulate)(struct backend *backend, struct fp8pipe_stream *stream,
+                                    const struct kernel_modulate_args *args);
+    enum fp8pipe_status (*modulate_backward)(struct backend *backend, struct fp8pipe_stream *stream,
+                                             const struct kernel_modulate_backward_args *args);
+    enum fp8pipe_status (*group_sums)(struct backend *backend, struct fp8pipe_stream *stream,
+                                      const struct kernel_group_sums_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
 };

@@ -4,112 +4,134 @@
 #include <string.h>
 
 /* What is summed over tokens. The first three by the row of gate, scale and shift. */
-enum sum { SUM_GATE, SUM_SCALE, SUM_SHIFT, SUM_WEIGHT, SUM_BIAS, SUM_RESULT, SUMS };
+enum sum { SUM_GATE, SUM_SCALE, SUM_SHIFT, SUM_WEIGHT, SUM_BIAS, SUMS };
 #define SUMS_GROUPED 3
-
-static int64_t piece_cols(const struct kernel_modulate_backward_args *args, int64_t col)
-{
-    return modulate_segment_cols(col / MODULATE_SEGMENT, args->cols);
-}
 
 /* Gradients of a piece of a row. */
 struct piece {
-    float sums[SUMS][MODULATE_SEGMENT]; /* what each sum adds */
-    float n[MODULATE_SEGMENT];          /* normalised, before weight */
-    float dn[MODULATE_SEGMENT];         /* its gradient */
+    float terms[SUMS][MODULATE_SEGMENT]; /* of each sum */
+    float n[MODULATE_SEGMENT];           /* normalised, before weight */
+    float d[MODULATE_SEGMENT];           /* the gradient of n, then D */
+    float result[MODULATE_SEGMENT];      /* dy, or D without y */
 };
 
-/* All but what needs the row's sums: n, dn, and the terms of SCALE, SHIFT, WEIGHT and BIAS. */
-static void piece_begin(const struct kernel_modulate_backward_args *args, int64_t row, int64_t col,
-                        struct piece *piece)
+/* All but what needs the row's sums: n, its gradient, the terms of SCALE, SHIFT, WEIGHT, BIAS. */
+static void piece_begin(const struct kernel_modulate_backward_args *args,
+                        const struct modulate_place *at, struct piece *piece)
 {
-    int64_t count = piece_cols(args, col), r = row_of(args->rows_of, row);
-    float *dz = piece->sums[SUM_SHIFT], *g = piece->sums[SUM_BIAS];
-    float *after = piece->sums[SUM_SCALE];
-    float terms[MODULATE_SEGMENT];
+    const float *weight = args->weight != NULL ? args->weight + at->col : NULL;
+    const float *bias = args->bias != NULL ? args->bias + at->col : NULL;
+    float *dz = piece->terms[SUM_SHIFT], *g = piece->terms[SUM_BIAS];
+    float *after = piece->terms[SUM_SCALE];
+    float factor[MODULATE_SEGMENT];
+    int64_t count = at->count;
 
-    if (!view_load(dz, &args->dz, row, col, count)) {
-        memset(dz, 0, sizeof(piece->sums[SUM_SHIFT]));
+    if (!view_load(dz, &args->dz, at->row, at)) {
+        memset(dz, 0, sizeof(piece->terms[SUM_SHIFT]));
     }
-    view_load(piece->n, &args->x_out, row, col, count);
+    view_load(piece->n, &args->x_out, at->row, at);
     if (args->norm != FP8PIPE_NORM_NONE) {
-        float mean = args->norm == FP8PIPE_NORM_LAYER ? args->mean[row] : 0.0f;
+        float mean = args->norm == FP8PIPE_NORM_LAYER ? args->mean[at->row] : 0.0f;
+        float rstd = args->rstd[at->row];
 
-        VECTOR_LOOP(i, count, piece->n[i] = (piece->n[i] - mean) * args->rstd[row]);
+        VECTOR_LOOP(i, count, piece->n[i] = (piece->n[i] - mean) * rstd);
     }
     memcpy(after, piece->n, (size_t)count * sizeof(float));
     memcpy(g, dz, (size_t)count * sizeof(float));
-    if (view_load(terms, &args->scale, r, col, count)) {
-        VECTOR_LOOP(i, count, g[i] = g[i] * (1.0f + terms[i]));
+    if (view_load(factor, &args->scale, row_of(args->rows_of, at->row), at)) {
+        VECTOR_LOOP(i, count, g[i] = g[i] * (1.0f + factor[i]));
     }
-    memcpy(piece->dn, g, (size_t)count * sizeof(float));
-    if (args->weight != NULL) {
-        VECTOR_LOOP(i, count, after[i] = after[i] * args->weight[col + i]);
-        VECTOR_LOOP(i, count, piece->dn[i] = piece->dn[i] * args->weight[col + i]);
+    memcpy(piece->d, g, (size_t)count * sizeof(float));
+    if (weight != NULL) {
+        VECTOR_LOOP(i, count, after[i] = after[i] * weight[i]);
+        VECTOR_LOOP(i, count, piece->d[i] = piece->d[i] * weight[i]);
     }
-    if (args->bias != NULL) {
-        VECTOR_LOOP(i, count, after[i] = after[i] + args->bias[col + i]);
+    if (bias != NULL) {
+        VECTOR_LOOP(i, count, after[i] = after[i] + bias[i]);
     }
     VECTOR_LOOP(i, count, after[i] = dz[i] * after[i]);
-    VECTOR_LOOP(i, count, piece->sums[SUM_WEIGHT][i] = g[i] * piece->n[i]);
+    VECTOR_LOOP(i, count, piece->terms[SUM_WEIGHT][i] = g[i] * piece->n[i]);
 }
 
-static void row_sums(const struct kernel_modulate_backward_args *args, int64_t row)
+static void row_means(const struct kernel_modulate_backward_args *args, int64_t row)
 {
     float dn = 0.0f, dnn = 0.0f;
     struct piece piece;
 
-    for (int64_t col = 0; col < args->cols; col += MODULATE_SEGMENT) {
-        int64_t count = piece_cols(args, col);
+    for (int64_t k = 0; k * MODULATE_SEGMENT < args->cols; k++) {
+        struct modulate_place at = {row, k * MODULATE_SEGMENT,
+                                    modulate_segment_cols(k, args->cols)};
 
-        piece_begin(args, row, col, &piece);
-        dn += modulate_segment_sum(piece.dn, count);
-        VECTOR_LOOP(i, count, piece.dn[i] = piece.dn[i] * piece.n[i]);
-        dnn += modulate_segment_sum(piece.dn, count);
+        piece_begin(args, &at, &piece);
+        dn += modulate_segment_sum(piece.d, at.count);
+        VECTOR_LOOP(i, at.count, piece.d[i] = piece.d[i] * piece.n[i]);
+        dnn += modulate_segment_sum(piece.d, at.count);
     }
-    args->row_sums[row] = dn / (float)args->cols;
-    args->row_sums[args->rows + row] = dnn / (float)args->cols;
+    args->row_means[row] = dn / (float)args->cols;
+    args->row_means[args->rows + row] = dnn / (float)args->cols;
 }
 
-/* D, dx, dy; the terms of GATE and RESULT. `write`: outputs by token, too. */
-static void piece_end(const struct kernel_modulate_backward_args *args, int64_t row, int64_t col,
-                      struct piece *piece, bool write, struct result *result)
+/* D, the terms of GATE, the result; after piece_begin. */
+static void piece_end(const struct kernel_modulate_backward_args *args,
+                      const struct modulate_place *at, struct piece *piece)
 {
-    int64_t count = piece_cols(args, col), r = row_of(args->rows_of, row);
-    bool normalised = args->norm != FP8PIPE_NORM_NONE;
-    float mean_dn = normalised ? args->row_sums[row] : 0.0f;
-    float mean_dnn = normalised ? args->row_sums[args->rows + row] : 0.0f;
-    float rstd = normalised ? args->rstd[row] : 0.0f;
-    float *dy = piece->sums[SUM_RESULT], *gate = piece->sums[SUM_GATE];
-    float terms[MODULATE_SEGMENT];
+    enum fp8pipe_norm norm = args->norm;
+    bool normalised = norm != FP8PIPE_NORM_NONE;
+    float mean_dn = normalised ? args->row_means[at->row] : 0.0f;
+    float mean_dnn = normalised ? args->row_means[args->rows + at->row] : 0.0f;
+    float rstd = normalised ? args->rstd[at->row] : 0.0f;
+    float *d = piece->d, *gate = piece->terms[SUM_GATE], *result = piece->result;
+    float factor[MODULATE_SEGMENT];
+    int64_t count = at->count;
 
     VECTOR_LOOP(i, count, {
-        piece->dn[i] = modulate_norm_backward(args->norm, piece->dn[i], piece->n[i], rstd, mean_dn,
-                                              mean_dnn);
+        d[i] = modulate_norm_backward(norm, d[i], piece->n[i], rstd, mean_dn, mean_dnn);
     });
-    if (view_load(terms, &args->dx_out, row, col, count)) {
-        VECTOR_LOOP(i, count, piece->dn[i] = piece->dn[i] + terms[i]);
+    if (view_load(factor, &args->dx_out, at->row, at)) {
+        VECTOR_LOOP(i, count, d[i] = d[i] + factor[i]);
     }
-    memcpy(dy, piece->dn, (size_t)count * sizeof(float));
-    if (view_load(terms, &args->gate, r, col, count)) {
-        VECTOR_LOOP(i, count, dy[i] = terms[i] * dy[i]);
+    memcpy(result, d, (size_t)count * sizeof(float));
+    if (view_load(factor, &args->gate, row_of(args->rows_of, at->row), at)) {
+        VECTOR_LOOP(i, count, result[i] = factor[i] * result[i]);
     }
-    memset(gate, 0, sizeof(piece->sums[SUM_GATE]));
-    if (view_load(terms, &args->y, row, col, count)) {
-        VECTOR_LOOP(i, count, gate[i] = piece->dn[i] * terms[i]);
+    if (view_load(factor, &args->y, at->row, at)) {
+        VECTOR_LOOP(i, count, gate[i] = d[i] * factor[i]);
     }
-    if (write) {
-        view_store(&args->dx, row, col, piece->dn, count);
-        view_store(&args->dy, row, col, dy, count);
-        view_store(&args->dgate, row, col, gate, count);
-        view_store(&args->dscale, row, col, piece->sums[SUM_SCALE], count);
-        view_store(&args->dshift, row, col, piece->sums[SUM_SHIFT], count);
+}
+
+/* ---- Sums over tokens ---------------------------------------------------------------------- */
+
+/*
+ * The sum over the KERNEL_SUM_ROWS rows of a chunk: 4 rows in ascending order, four such sums as a
+ * tree, four of these in ascending order. Every row is added; NULL: it counts as zeros.
+ */
+struct chunk_sum {
+    float four[MODULATE_SEGMENT];
+    float half[2][MODULATE_SEGMENT];
+    float total[MODULATE_SEGMENT];
+};
+
+static void put_or_add(float *restrict to, const float *restrict from, int64_t count, bool first)
+{
+    if (first) {
+        memcpy(to, from, (size_t)count * sizeof(float));
+    } else {
+        VECTOR_LOOP(i, count, to[i] += from[i]);
     }
-    if (args->y.data == NULL) {
-        memcpy(dy, piece->dn, (size_t)count * sizeof(float));
+}
+
+static void chunk_sum_add(struct chunk_sum *sum, int64_t row, const float *terms, int64_t count)
+{
+    static const float zeros[MODULATE_SEGMENT];
+    int64_t four = row / 4 % 4;
+
+    put_or_add(sum->four, terms != NULL ? terms : zeros, count, row % 4 == 0);
+    if (row % 4 == 3) {
+        put_or_add(sum->half[four / 2], sum->four, count, four % 2 == 0);
     }
-    if (write) {
-        result_row(result, row, col, dy, count);
+    if (row % 16 == 15) {
+        put_or_add(sum->half[0], sum->half[1], count, false);
+        put_or_add(sum->total, sum->half[0], count, row == 15);
     }
 }
 
@@ -131,80 +153,87 @@ static int64_t chunk_groups(const struct kernel_modulate_backward_args *args, in
     return count;
 }
 
-/* One chunk and segment. Once for each group, whose tokens alone are summed; the last time writes,
- * as outputs may be where the inputs were. */
-static void chunk_run(const struct kernel_modulate_backward_args *args, int64_t chunk, int64_t col,
-                      float *const partials[SUMS], struct result *result)
+/* One sum of a chunk and segment; group NULL: over all tokens, else over those of *group. */
+static void chunk_run(const struct kernel_modulate_backward_args *args, int64_t chunk, int64_t k,
+                      enum sum which, const int32_t *group, float *partials)
 {
-    int64_t count = piece_cols(args, col), index = chunk / KERNEL_SUM_ROWS;
-    int32_t groups[KERNEL_SUM_ROWS];
-    int64_t group_count = chunk_groups(args, chunk, groups);
-    struct result_sums sums;
+    struct modulate_place at = {chunk, k * MODULATE_SEGMENT, modulate_segment_cols(k, args->cols)};
+    struct chunk_sum sum;
     struct piece piece;
 
-    for (int64_t k = 0; k < group_count; k++) {
-        bool last = k == group_count - 1;
-        /* The pass over rows for a sum is repeated rather than all sums kept at once. */
-        for (int sum = 0; sum < SUMS; sum++) {
-            bool grouped = sum < SUMS_GROUPED;
-            bool write = last && sum == SUMS - 1;
-            bool wanted = partials[sum] != NULL && (grouped || last);
+    for (int64_t i = 0; i < KERNEL_SUM_ROWS; i++) {
+        bool adds;
 
-            for (int64_t i = 0; (wanted || write) && i < KERNEL_SUM_ROWS; i++) {
-                int64_t row = chunk + i;
-                bool here = row < args->rows;
-                bool adds = here && (!grouped || args->rows_of == NULL ||
-                                     args->rows_of[row] == groups[k]);
+        at.row = chunk + i;
+        adds = at.row < args->rows &&
+               (group == NULL || args->rows_of == NULL || args->rows_of[at.row] == *group);
+        if (adds) {
+            piece_begin(args, &at, &piece);
+            piece_end(args, &at, &piece);
+        }
+        chunk_sum_add(&sum, i, adds ? piece.terms[which] : NULL, at.count);
+    }
+    memcpy(partials + (chunk / KERNEL_SUM_ROWS + (group != NULL ? *group : 0)) * args->cols +
+               at.col,
+           sum.total, (size_t)at.count * sizeof(float));
+}
 
-                if (here && (adds || write)) {
-                    piece_begin(args, row, col, &piece);
-                    piece_end(args, row, col, &piece, write, result);
+static void sums_run(const struct kernel_modulate_backward_args *args)
+{
+    float *const partials[SUMS] = {args->gate_partials, args->scale_partials, args->shift_partials,
+                                   args->weight_partials, args->bias_partials};
+
+    for (int64_t chunk = 0; chunk < args->rows; chunk += KERNEL_SUM_ROWS) {
+        int32_t groups[KERNEL_SUM_ROWS];
+        int64_t group_count = chunk_groups(args, chunk, groups);
+
+        for (int64_t k = 0; k * MODULATE_SEGMENT < args->cols; k++) {
+            for (int sum = 0; sum < SUMS; sum++) {
+                for (int64_t i = 0; sum < SUMS_GROUPED && partials[sum] != NULL && i < group_count;
+                     i++) {
+                    chunk_run(args, chunk, k, (enum sum)sum, &groups[i], partials[sum]);
                 }
-                if (wanted) {
-                    result_sums_add(&sums, i, adds ? piece.sums[sum] : NULL, count);
+                if (sum >= SUMS_GROUPED && partials[sum] != NULL) {
+                    chunk_run(args, chunk, k, (enum sum)sum, NULL, partials[sum]);
                 }
-            }
-            if (wanted) {
-                memcpy(partials[sum] + (index + (grouped ? groups[k] : 0)) * args->cols + col,
-                       sums.total, (size_t)count * sizeof(float));
             }
         }
     }
+}
+
+/* ---- Outputs by token ---------------------------------------------------------------------- */
+
+static void backward_piece(void *arg, const struct quantize_place *place, float *values)
+{
+    const struct kernel_modulate_backward_args *args = arg;
+    struct modulate_place at = {place->row, place->col, place->count};
+    struct piece piece;
+
+    piece_begin(args, &at, &piece);
+    piece_end(args, &at, &piece);
+    if (place->writes) {
+        view_store(&args->dx, &at, piece.d);
+        view_store(&args->dy, &at, piece.result);
+        view_store(&args->dgate, &at, piece.terms[SUM_GATE]);
+        view_store(&args->dscale, &at, piece.terms[SUM_SCALE]);
+        view_store(&args->dshift, &at, piece.terms[SUM_SHIFT]);
+    }
+    memcpy(values, args->y.data != NULL ? piece.result : piece.d, (size_t)at.count * sizeof(float));
 }
 
 void kernel_modulate_backward_host(const struct kernel_modulate_backward_args *args)
 {
-    const struct fp8pipe_quantize_target *target = &args->target;
-    bool quantizes = target->scale_inv != NULL;
-    float *const partials[SUMS] = {
-        args->gate_partials,   args->scale_partials, args->shift_partials,
-        args->weight_partials, args->bias_partials,  quantizes ? target->partials : NULL};
-    struct result result;
+    struct kernel_modulate_backward_args copy = *args;
 
     for (int64_t row = 0; args->norm != FP8PIPE_NORM_NONE && row < args->rows; row++) {
-        row_sums(args, row);
+        row_means(args, row);
     }
-    if (quantizes && target->own_amax != NULL && *target->has_scale == 0) {
-        struct piece piece;
-        uint32_t largest = 0;
-
-        for (int64_t row = 0; row < args->rows; row++) {
-            for (int64_t col = 0; col < args->cols; col += MODULATE_SEGMENT) {
-                piece_begin(args, row, col, &piece);
-                piece_end(args, row, col, &piece, false, NULL);
-                largest = result_amax(largest, piece.sums[SUM_RESULT], piece_cols(args, col));
-            }
-        }
-        result_amax_fold(target->own_amax, largest);
-    }
-    result_begin(&result, target);
-    for (int64_t chunk = 0; chunk < args->rows; chunk += KERNEL_SUM_ROWS) {
-        for (int64_t col = 0; col < args->cols; col += MODULATE_SEGMENT) {
-            chunk_run(args, chunk, col, partials, &result);
-        }
-    }
-    result_end(&result);
+    /* Before dx is written, which may be where dx_out was. */
+    sums_run(args);
+    quantize_pieces(&args->target, backward_piece, &copy);
 }
+
+/* ---- group_sums ---------------------------------------------------------------------------- */
 
 /* The first token from which on rows_of is at least r. */
 static int64_t first_token(const struct kernel_group_sums_args *args, int64_t r)
@@ -231,16 +260,17 @@ void kernel_group_sums_host(const struct kernel_group_sums_args *args)
     for (int64_t r = 0; r < args->groups; r++) {
         int64_t from = first_token(args, r), to = first_token(args, r + 1);
 
-        for (int64_t col = 0; col < args->cols; col += MODULATE_SEGMENT) {
-            int64_t count = modulate_segment_cols(col / MODULATE_SEGMENT, args->cols);
+        for (int64_t k = 0; k * MODULATE_SEGMENT < args->cols; k++) {
+            struct modulate_place at = {r, k * MODULATE_SEGMENT,
+                                        modulate_segment_cols(k, args->cols)};
             float sums[MODULATE_SEGMENT] = {0};
 
             for (int64_t b = from / KERNEL_SUM_ROWS; from < to && b * KERNEL_SUM_ROWS < to; b++) {
-                const float *partials = args->partials + (b + r) * args->cols + col;
+                const float *partials = args->partials + (b + r) * args->cols + at.col;
 
-                VECTOR_LOOP(i, count, sums[i] += partials[i]);
+                VECTOR_LOOP(i, at.count, sums[i] += partials[i]);
             }
-            view_store(&args->out, r, col, sums, count);
+            view_store(&args->out, &at, sums);
         }
     }
 }

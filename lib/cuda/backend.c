@@ -160,6 +160,9 @@ KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
 KERNEL(store, args->to.rows, args->to.cols)
 KERNEL(scale_update, args->slots, args->history)
+KERNEL(modulate, args->rows, args->cols)
+KERNEL(modulate_backward, args->rows, args->cols)
+KERNEL(group_sums, args->groups, args->cols)
 
 /* ---- The table ---------------------------------------------------------------------------- */
 
@@ -201,5 +204,8 @@ const struct backend_ops backend_cuda_ops = {
     .column_sums = cuda_column_sums,
     .store = cuda_store,
     .scale_update = cuda_scale_update,
+    .modulate = cuda_modulate,
+    .modulate_backward = cuda_modulate_backward,
+    .group_sums = cuda_group_sums,
     .plan_stats = cuda_plan_stats,
 };
