@@ -251,4 +251,6 @@ int kernel_scale_update_cuda(const struct kernel_scale_update_args *args,
 }
 #endif
 
+#include "kernels/modulate.h"
+
 #endif

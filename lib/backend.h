@@ -252,6 +252,12 @@ struct backend_ops {
                                  const struct kernel_adamw_args *args);
     enum fp8pipe_status (*gradient_norm)(struct backend *backend, struct fp8pipe_stream *stream,
                                          const struct kernel_gradient_norm_args *args);
+    enum fp8pipe_status (*modulate)(struct backend *backend, struct fp8pipe_stream *stream,
+                                    const struct kernel_modulate_args *args);
+    enum fp8pipe_status (*modulate_backward)(struct backend *backend, struct fp8pipe_stream *stream,
+                                             const struct kernel_modulate_backward_args *args);
+    enum fp8pipe_status (*group_sums)(struct backend *backend, struct fp8pipe_stream *stream,
+                                      const struct kernel_group_sums_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
     /* As fp8pipe_tune; blocks. NULL: the backend has no plans. */

@@ -171,6 +171,9 @@ KERNEL(store, args->to.rows, args->to.cols)
 KERNEL(scale_update, args->slots, args->history)
 KERNEL(adamw, args->tile_count, KERNEL_TILE_ELEMENTS)
 KERNEL(gradient_norm, args->tile_count, KERNEL_TILE_ELEMENTS)
+KERNEL(modulate, args->rows, args->cols)
+KERNEL(modulate_backward, args->rows, args->cols)
+KERNEL(group_sums, args->groups, args->cols)
 
 /* ---- The table ---------------------------------------------------------------------------- */
 
@@ -222,6 +225,9 @@ const struct backend_ops backend_cuda_ops = {
     .scale_update = cuda_scale_update,
     .adamw = cuda_adamw,
     .gradient_norm = cuda_gradient_norm,
+    .modulate = cuda_modulate,
+    .modulate_backward = cuda_modulate_backward,
+    .group_sums = cuda_group_sums,
     .plan_stats = cuda_plan_stats,
     .tune = cuda_tune,
     .memory_stats = backend_memory_stats,

@@ -458,7 +458,10 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
     X(activation)                                                                                  \
     X(scale_update)                                                                                \
     X(adamw)                                                                                       \
-    X(gradient_norm)
+    X(gradient_norm)\
+    X(modulate)                                                                                    \
+    X(modulate_backward)                                                                           \
+    X(group_sums)
 
 #define KERNEL_ENQUEUE(name)                                                                       \
     _Static_assert(sizeof(struct kernel_##name##_args) <= HOST_STREAM_ARGS, "an item carries it"); \
