@@ -27,6 +27,7 @@
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \
     X(STORE, store)                                                                                \
+    X(ACTIVATION, activation)                                                                      \
     X(SCALE_UPDATE, scale_update)                                                                  \
     X(ADAMW, adamw)                                                                                \
     X(GRADIENT_NORM, gradient_norm)

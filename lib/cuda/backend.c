@@ -168,6 +168,7 @@ KERNEL(transpose, args->rows, args->cols)
 KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
 KERNEL(store, args->to.rows, args->to.cols)
+KERNEL(activation, args->target.rows, args->target.cols)
 KERNEL(scale_update, args->slots, args->history)
 KERNEL(adamw, args->tile_count, KERNEL_TILE_ELEMENTS)
 KERNEL(gradient_norm, args->tile_count, KERNEL_TILE_ELEMENTS)
@@ -222,6 +223,7 @@ const struct backend_ops backend_cuda_ops = {
     .partials = cuda_partials,
     .column_sums = cuda_column_sums,
     .store = cuda_store,
+    .activation = cuda_activation,
     .scale_update = cuda_scale_update,
     .adamw = cuda_adamw,
     .gradient_norm = cuda_gradient_norm,

@@ -458,7 +458,7 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
     X(activation)                                                                                  \
     X(scale_update)                                                                                \
     X(adamw)                                                                                       \
-    X(gradient_norm)\
+    X(gradient_norm)                                                                               \
     X(modulate)                                                                                    \
     X(modulate_backward)                                                                           \
     X(group_sums)
