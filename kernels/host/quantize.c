@@ -1,6 +1,7 @@
 #include "kernels/kernels.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -88,6 +89,28 @@ static void cast(uint8_t *restrict out, const float *restrict x, float scale,
     } else {
         VECTOR_LOOP(i, count, out[i] = fp8_e4m3_from_float(x[i] * scale));
     }
+}
+
+/* Elements that saturate and elements that are flushed to zero. */
+struct extremes {
+    uint64_t saturated;
+    uint64_t flushed;
+};
+
+static void extremes_count(struct extremes *extremes, const float *x, const uint8_t *codes,
+                           float scale, float largest, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        extremes->saturated += fabsf(x[i] * scale) > largest;
+        extremes->flushed += (float_bits(x[i]) & 0x7fffffffu) != 0 && (codes[i] & 0x7fu) == 0;
+    }
+}
+
+/* As amax_fold: each addition is whole, whoever reads is ordered after all of them by events. */
+static void extremes_add(uint64_t *to, const struct extremes *extremes)
+{
+    __atomic_fetch_add(&to[0], extremes->saturated, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&to[1], extremes->flushed, __ATOMIC_RELAXED);
 }
 
 /* Eight bytes as a number whose byte i, from its low end, is bytes[i]; and back. */
@@ -195,7 +218,7 @@ static float quantize_scale(const struct kernel_quantize_args *args)
 
 /* One tile: rows row .. row + rows - 1, columns col .. col + cols - 1. Returns its largest bits. */
 static int32_t quantize_tile(const struct kernel_quantize_args *args, float scale, int64_t row,
-                             int64_t rows, int64_t col, int64_t cols)
+                             int64_t rows, int64_t col, int64_t cols, struct extremes *extremes)
 {
     uint8_t bytes[KERNEL_SUM_ROWS * TILE_COLS];
     float buffer[TILE_COLS];
@@ -218,6 +241,9 @@ static int32_t quantize_tile(const struct kernel_quantize_args *args, float scal
             sums_add(sums, x, cols);
         }
         cast(out + i * out_stride, x, scale, args->format, cols);
+        if (args->extremes != NULL) {
+            extremes_count(extremes, x, out + i * out_stride, scale, fp8_max(args->format), cols);
+        }
     }
     if (args->transposed != NULL) {
         tile_transpose(args->transposed + col * args->transposed_stride + row,
@@ -234,6 +260,7 @@ void kernel_quantize_host(const struct kernel_quantize_args *args)
 {
     const struct fp8pipe_matrix *x = &args->x;
     float scale = quantize_scale(args);
+    struct extremes extremes = {0, 0};
     int32_t largest = 0;
 
     *args->scale_inv = 1.0f / scale;
@@ -244,8 +271,8 @@ void kernel_quantize_host(const struct kernel_quantize_args *args)
         int64_t rows = minimum(KERNEL_SUM_ROWS, x->rows - row);
 
         for (int64_t col = 0; col < x->cols; col += TILE_COLS) {
-            int32_t bits =
-                quantize_tile(args, scale, row, rows, col, minimum(TILE_COLS, x->cols - col));
+            int32_t bits = quantize_tile(args, scale, row, rows, col,
+                                         minimum(TILE_COLS, x->cols - col), &extremes);
 
             largest = bits > largest ? bits : largest;
         }
@@ -258,6 +285,9 @@ void kernel_quantize_host(const struct kernel_quantize_args *args)
     }
     if (args->amax != NULL) {
         amax_fold(args->amax, (uint32_t)largest);
+    }
+    if (args->extremes != NULL) {
+        extremes_add(args->extremes, &extremes);
     }
 }
 
