@@ -311,7 +311,7 @@ def run(runner, batch, seq, opened):
             "memory_bytes": torch.cuda.max_memory_allocated(),
         })
         if out[1] is not None:
-            result["loss"] = float(out[1])
+            result["loss"] = float(out[1].detach())
     return result
 
 
