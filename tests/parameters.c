@@ -74,15 +74,20 @@ struct parameter parameter_make(struct fp8pipe *pipe, struct fp8pipe_scaling *sc
     return p;
 }
 
-void parameter_free(struct parameter *p)
+void parameter_matrices_free(struct parameter *p)
 {
-    must(fp8pipe_linear_destroy(p->view.linear));
     test_matrix_free(&p->master);
     test_matrix_free(&p->gradient);
     test_matrix_free(&p->first);
     test_matrix_free(&p->second);
     test_matrix_free(&p->average);
     test_matrix_free(&p->copy);
+}
+
+void parameter_free(struct parameter *p)
+{
+    must(fp8pipe_linear_destroy(p->view.linear));
+    parameter_matrices_free(p);
     free(p->master32);
     free(p->first32);
     free(p->second32);

@@ -35,6 +35,8 @@ struct parameter {
 struct parameter parameter_make(struct fp8pipe *pipe, struct fp8pipe_scaling *scaling,
                                 const struct parameter_config *config, struct test_rng *rng);
 void parameter_free(struct parameter *parameter);
+/* Before the pipe is closed; the rest may be freed after. */
+void parameter_matrices_free(struct parameter *parameter);
 
 /* Sets the gradient to normal values times `deviation`, rounded to its dtype. Blocking. */
 void parameter_gradient(struct parameter *parameter, double deviation, struct test_rng *rng);
