@@ -51,8 +51,9 @@ struct kernel_amax_args {
  *   amax       *amax = max(*amax, bits of |x|) over all elements, padding never; NULL: not folded.
  *   partials   [ceil(x.rows / KERNEL_SUM_ROWS), x.cols] float32: sums of x over the rows of each
  *              tile, in a fixed order (the CUDA order may differ from the host's); NULL: none.
- *   extremes   [2]: += how many values saturate (|x * scale| beyond the largest finite value, inf
- *              too, NaN not), and how many other than 0 become 0; NULL: not counted.
+ *   extremes   [2]: added are the number of elements that saturate (|x * scale| > the largest finite
+ *              value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or 0x80);
+ *              NULL: not counted.
  *
  * x may be empty in rows: then only scale_inv is written. x's rows may be aligned to the element
  * only; x.stride >= x.cols.
@@ -121,6 +122,28 @@ kernel_quantize_target(const struct kernel_quantize_args *args)
     return target;
 }
 
+/*
+ * activation: values[i, c] = activation(x + bias), or, with dy, dy * activation'(x + bias), in
+ * float32 (kernels/activation.h); see struct fp8pipe_activation_op. They go to `result`, rounded to
+ * its dtype, and where the target says, the pass for the own amax included.
+ *
+ *   target  rows >= 1, cols >= 1: of the values; nothing else of it is read if scale_inv is NULL.
+ *           SWIGLU: forward x has 2 * cols columns, backward dy has cols / 2.
+ *   result  data NULL: not wanted. May be x or dy itself unless SWIGLU.
+ *   bias    data NULL: none; else x.cols entries.
+ *
+ * Rows may be aligned to the element only. NaNs may differ in sign and payload between backends.
+ */
+struct kernel_activation_args {
+    struct fp8pipe_quantize_target target;
+    struct fp8pipe_matrix x;
+    struct fp8pipe_matrix dy;
+    struct fp8pipe_matrix result;
+    struct fp8pipe_vector bias;
+    enum fp8pipe_activation activation;
+    int32_t backward;
+};
+
 /* transpose: out[c, r] = in[r, c] (bytes); columns rows .. out_stride-1 of out are zeros. Strides are
  * multiples of KERNEL_FP8_PAD, pointers 16-byte aligned. */
 struct kernel_transpose_args {
@@ -166,6 +189,7 @@ struct kernel_store_args {
  * window[slot], a ring whose oldest entry, overwritten next, is at cursor[slot].
  * nonfinite[slot] = 1 if that slot's last was inf or NaN in this update, else 0; *any_nonfinite is
  * their OR, written once by the last block to finish; scratch[0..1] are 0 between launches.
+ * skip_if: not NULL and *skip_if not 0 on the device: amax becomes 0 and nothing else is written.
  */
 struct kernel_scale_update_args {
     int64_t slots;
@@ -179,7 +203,8 @@ struct kernel_scale_update_args {
     uint32_t *cursor;       /* [slots] 0 .. history-2; unused when history is 1 */
     int32_t *nonfinite;     /* [slots] */
     int32_t *any_nonfinite;
-    uint32_t *scratch; /* [2] */
+    uint32_t *scratch;      /* [2] */
+    const int32_t *skip_if; /* may be any_nonfinite */
 };
 
 void kernel_amax_host(const struct kernel_amax_args *args);
@@ -188,6 +213,7 @@ void kernel_transpose_host(const struct kernel_transpose_args *args);
 void kernel_partials_host(const struct kernel_partials_args *args);
 void kernel_column_sums_host(const struct kernel_column_sums_args *args);
 void kernel_store_host(const struct kernel_store_args *args);
+void kernel_activation_host(const struct kernel_activation_args *args);
 void kernel_scale_update_host(const struct kernel_scale_update_args *args);
 
 /* Launchers on the device that is current; 0 or a cudaError_t. `stream` is a cudaStream_t. */
@@ -198,6 +224,7 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
 int kernel_partials_cuda(const struct kernel_partials_args *args, struct CUstream_st *stream);
 int kernel_column_sums_cuda(const struct kernel_column_sums_args *args, struct CUstream_st *stream);
 int kernel_store_cuda(const struct kernel_store_args *args, struct CUstream_st *stream);
+int kernel_activation_cuda(const struct kernel_activation_args *args, struct CUstream_st *stream);
 int kernel_scale_update_cuda(const struct kernel_scale_update_args *args,
                              struct CUstream_st *stream);
 

@@ -95,7 +95,7 @@ struct gemm_args {
     const void *residual; /* NULL, or [m, n] of D's dtype, apart from D */
     int64_t residual_stride;
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
-    void *pre;                          /* NULL, or [m, n] of D's dtype: what activation is applied to */
+    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to */
     int64_t pre_stride;
     const float *d_scale; /* device; not NULL: D is FP8 of d_format, d_dtype is not read */
     enum fp8pipe_format d_format;
@@ -187,6 +187,8 @@ struct backend_ops {
                                        const struct kernel_column_sums_args *args);
     enum fp8pipe_status (*store)(struct backend *backend, struct fp8pipe_stream *stream,
                                  const struct kernel_store_args *args);
+    enum fp8pipe_status (*activation)(struct backend *backend, struct fp8pipe_stream *stream,
+                                      const struct kernel_activation_args *args);
     enum fp8pipe_status (*scale_update)(struct backend *backend, struct fp8pipe_stream *stream,
                                         const struct kernel_scale_update_args *args);
     enum fp8pipe_status (*modulate)(struct backend *backend, struct fp8pipe_stream *stream,

@@ -5,6 +5,7 @@
 #include "function.h"
 #include "gemm.h"
 #include "linear.h"
+#include "modulate.h"
 #include "quantize.h"
 #include "scaling.h"
 #include "target.h"
@@ -38,6 +39,27 @@ static enum fp8pipe_status exec_quantize(struct issue *issue, const struct op *o
     };
 
     return quantize_run(issue, &request, NULL);
+}
+
+static enum fp8pipe_status exec_activation(struct issue *issue, const struct op *op)
+{
+    const struct op_activation *activation = &op->u.activation;
+    struct kernel_activation_args args = {
+        .x = activation->x,
+        .dy = activation->dy,
+        .result = activation->result,
+        .bias = activation->bias,
+        .activation = (enum fp8pipe_activation)activation->activation,
+        .backward = activation->backward,
+    };
+    enum fp8pipe_status status = target_begin(issue, &activation->out, op->flags, activation->rows,
+                                              activation->cols, &args.target);
+
+    if (status == FP8PIPE_OK && activation->rows > 0 && activation->cols > 0) {
+        status = issue->backend->ops->activation(issue->backend, issue->stream, &args);
+    }
+    return status != FP8PIPE_OK ? status
+                                : target_end(issue, &activation->out, op->flags, &args.target);
 }
 
 static enum fp8pipe_status exec_read(struct issue *issue, const struct op_read *read)
@@ -106,7 +128,7 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         status = function_host_call(issue, &op->u.host_call);
         break;
     case OP_UPDATE:
-        status = scaling_update(op->u.scaling.scaling, issue, ticket);
+        status = scaling_update(op->u.scaling.scaling, op->u.scaling.skip_if, issue, ticket);
         break;
     case OP_SKIP:
         status = scaling_skip(op->u.scaling.scaling, issue);
@@ -141,6 +163,18 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_TENSOR_CALL:
         status = exec_tensor_call(issue, op);
         filled = op->u.tensor_call.out.filling;
+        break;
+    case OP_MODULATE:
+        status = modulate_run(issue, op);
+        filled = op->u.modulate.out.filling;
+        break;
+    case OP_MODULATE_BACKWARD:
+        status = modulate_run_backward(issue, op);
+        filled = op->u.modulate_backward.out.filling;
+        break;
+    case OP_ACTIVATION:
+        status = exec_activation(issue, op);
+        filled = op->u.activation.out.filling;
         break;
     }
     issue_end(issue);

@@ -22,9 +22,10 @@ static void *place(unsigned char *base, size_t *end, size_t count, size_t size)
     return base == NULL ? NULL : base + at;
 }
 
-void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
-                    uint32_t history)
+void scaling_layout(struct scaling_state *state, unsigned char *data,
+                    const struct fp8pipe_scaling *scaling)
 {
+    uint32_t slots = scaling->slots;
     size_t end = 0;
 
     state->data = data;
@@ -34,8 +35,11 @@ void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t s
     state->cursor = place(data, &end, slots, sizeof(uint32_t));
     state->nonfinite = place(data, &end, slots, sizeof(int32_t));
     state->any_nonfinite = place(data, &end, 1, sizeof(int32_t));
-    state->window = place(data, &end, (size_t)slots * (history - 1), sizeof(uint32_t));
+    state->window = place(data, &end, (size_t)slots * (scaling->history - 1), sizeof(uint32_t));
     state->moving_bytes = end;
+    state->extremes =
+        scaling->count_extremes ? place(data, &end, 2 * (size_t)slots, sizeof(uint64_t)) : NULL;
+    state->image_bytes = end;
     state->numerator = place(data, &end, slots, sizeof(float));
     state->scratch = place(data, &end, 2, sizeof(uint32_t));
     state->bytes = end;
@@ -108,8 +112,8 @@ enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slo
     return backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
 }
 
-enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
-                                   fp8pipe_ticket ticket)
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_t *skip_if,
+                                   struct issue *issue, fp8pipe_ticket ticket)
 {
     const struct scaling_state *state = &scaling->state;
     struct backend *backend = issue->backend;
@@ -126,6 +130,7 @@ enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue
         .nonfinite = state->nonfinite,
         .any_nonfinite = state->any_nonfinite,
         .scratch = state->scratch,
+        .skip_if = skip_if,
     };
     enum fp8pipe_status status = backend->ops->scale_update(backend, issue->stream, &args);
 
@@ -153,7 +158,7 @@ enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue)
 {
     return issue->backend->ops->copy(issue->backend, issue->stream, image, scaling->state.data,
-                                     scaling->state.moving_bytes);
+                                     scaling->state.image_bytes);
 }
 
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
@@ -224,7 +229,7 @@ void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image
     unsigned char *out = (unsigned char *)buffer + sizeof(head);
     struct scaling_state state;
 
-    scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling->slots, scaling->history);
+    scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling);
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
         const uint32_t *window = state.window + (size_t)slot * entries;
         struct saved_slot saved = {(uint32_t)scaling->formats[slot], state.scale[slot],
@@ -285,7 +290,7 @@ enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, co
     if (status != FP8PIPE_OK) {
         return status;
     }
-    scaling_layout(&state, image, scaling->slots, scaling->history);
+    scaling_layout(&state, image, scaling);
     memset(image, 0, state.moving_bytes);
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
         uint32_t *window = state.window + (size_t)slot * entries;

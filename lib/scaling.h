@@ -24,7 +24,8 @@
 struct scaling_state {
     unsigned char *data;
     size_t bytes;
-    size_t moving_bytes; /* what saves and loads move: all but numerator and scratch, in front */
+    size_t moving_bytes; /* in front: what loads write, up to the window */
+    size_t image_bytes;  /* in front: what saves and slot_get read, extremes too */
     float *scale;
     int32_t *has_scale;
     uint32_t *amax;
@@ -44,6 +45,7 @@ struct fp8pipe_scaling {
     enum fp8pipe_recipe recipe;
     enum fp8pipe_amax algorithm;
     int32_t margin;
+    bool count_extremes;
     enum fp8pipe_format *formats; /* [slots] */
     struct scaling_state state;
     uint32_t linears; /* that name it: under the word */
@@ -64,8 +66,8 @@ struct fp8pipe_scaling {
 float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 
 /* Lays the arrays out in memory at `data` (NULL: only sizes). */
-void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
-                    uint32_t history);
+void scaling_layout(struct scaling_state *state, unsigned char *data,
+                    const struct fp8pipe_scaling *scaling);
 
 /* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
  * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
@@ -73,10 +75,11 @@ void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t s
 enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
                                    struct issue *issue, struct fp8pipe_quantize_target *target);
 
-enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
-                                   fp8pipe_ticket ticket);
+/* skip_if: NULL, or a device word that, if not 0, makes it a skip. */
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_t *skip_if,
+                                   struct issue *issue, fp8pipe_ticket ticket);
 enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *issue);
-/* Copies the device state to or from a pinned image of moving_bytes. */
+/* Copies the device state to a pinned image of image_bytes, or its first moving_bytes from one. */
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue);

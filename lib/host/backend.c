@@ -366,6 +366,7 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
     X(partials)                                                                                    \
     X(column_sums)                                                                                 \
     X(store)                                                                                       \
+    X(activation)                                                                                  \
     X(scale_update)                                                                                \
     X(modulate)                                                                                    \
     X(modulate_backward)                                                                           \
