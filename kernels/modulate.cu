@@ -48,9 +48,9 @@ static __device__ __forceinline__ void unit_add(float values[UNIT], const modula
     if (args.y.data != NULL) {
 #pragma unroll
         for (int i = 0; i < UNIT; i++)
-            values[i] = __fadd_rn(values[i], args.gate.data != NULL
-                                                 ? __fmul_rn(gate.value(i), y.value(i))
-                                                 : y.value(i));
+            values[i] =
+                __fadd_rn(values[i], args.gate.data != NULL ? __fmul_rn(gate.value(i), y.value(i))
+                                                            : y.value(i));
         values_round(values, launch.x_dtype);
     } else if (!FAST) {
         values_round(values, launch.x_dtype);
@@ -116,9 +116,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
     const fp8pipe_quantize_target &target = args.target;
     const bool quantizes = target.scale_inv != NULL;
     const int64_t tile_col = (int64_t)blockIdx.x * TILE_COLS;
-    const int64_t col = tile_col + threadIdx.x % TILE_UNITS * UNIT;
-    const int64_t rows = quantizes && target.transposed != NULL ? target.transposed_stride
-                                                                : args.rows;
+    const int64_t col = tile_col + tile_thread_col();
+    const int64_t rows =
+        quantizes && target.transposed != NULL ? target.transposed_stride : args.rows;
     int64_t tile_row = (int64_t)blockIdx.y * TILE_ROWS;
     found f = {0, 0, 0};
 
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
         return;
     const float scale = quantizes && !launch.only_amax ? target_scale(target) : 1.0f;
     for (; tile_row < rows; tile_row += (int64_t)gridDim.y * TILE_ROWS) {
-        const int64_t row = tile_row + threadIdx.x / TILE_UNITS * UNIT_ROWS;
+        const int64_t row = tile_row + tile_group() * UNIT_ROWS;
         uint2 codes[UNIT_ROWS];
         float four[UNIT];
 
@@ -140,9 +140,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
                 if (args.x_out.data != NULL && !launch.only_amax)
                     view_store<FAST>(args.x_out, row + i, col, args.cols, values);
                 modulate_values<FAST>(
-                    values, args,
-                    modulation_load<FAST>(args, row_of(args.rows_of, row + i), col), col,
-                    args.norm != FP8PIPE_NORM_NONE ? args.mean[row + i] : 0.0f,
+                    values, args, modulation_load<FAST>(args, row_of(args.rows_of, row + i), col),
+                    col, args.norm != FP8PIPE_NORM_NONE ? args.mean[row + i] : 0.0f,
                     args.norm != FP8PIPE_NORM_NONE ? args.rstd[row + i] : 0.0f);
                 found_amax(f, values, count);
                 if (args.z.data != NULL && !launch.only_amax)
@@ -163,13 +162,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
         if (!quantizes || launch.only_amax)
             continue;
         if (target.transposed != NULL)
-            transposed_put(transposed, codes);
+            transposed.put(tile_thread_col(), tile_group(), codes);
         if (target.partials != NULL)
-            column_sums_put(sums, four);
+            sums.put(tile_thread_col(), tile_group(), four);
         __syncthreads();
         if (target.transposed != NULL)
-            transposed_write(transposed, target.transposed, target.transposed_stride, tile_row,
-                             tile_col, args.cols);
+            transposed.write<BLOCK_THREADS>(target.transposed, target.transposed_stride, tile_row,
+                                            tile_col, args.cols);
         if (target.partials != NULL)
             partials_write(sums, target.partials, args.rows, args.cols, tile_row, tile_col);
         __syncthreads();
@@ -182,8 +181,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
 
 /* ---- Launch -------------------------------------------------------------------------------- */
 
-template <bool FAST>
-static int stats_launch(const modulate_launch &launch, cudaStream_t stream)
+template <bool FAST> static int stats_launch(const modulate_launch &launch, cudaStream_t stream)
 {
     const int64_t blocks = kernel_divide_up(launch.args.rows, BLOCK_WARPS);
     kernel_geometry geometry;
@@ -205,14 +203,14 @@ static int apply_launch(modulate_launch launch, bool only_amax, cudaStream_t str
         args.x = args.x_out;
         args.y = args.x_out = none;
     }
-    return kernel_launch(modulate_apply_kernel<FAST>,
-                         kernel_tiles(target_rows(&args.target, args.rows),
-                                      target_cols(&args.target, args.cols)),
-                         launch, stream);
+    return kernel_launch(
+        modulate_apply_kernel<FAST>,
+        tiles_geometry(target_rows(&args.target, args.rows), target_cols(&args.target, args.cols)),
+        launch, stream);
 }
 
-template <bool FAST> static int modulate_launch_both(const modulate_launch &launch,
-                                                     cudaStream_t stream)
+template <bool FAST>
+static int modulate_launch_both(const modulate_launch &launch, cudaStream_t stream)
 {
     const kernel_modulate_args &args = launch.args;
     int error = 0;
@@ -221,8 +219,8 @@ template <bool FAST> static int modulate_launch_both(const modulate_launch &laun
         error = stats_launch<FAST>(launch, stream);
     if (error == 0 && args.target.scale_inv != NULL && args.target.own_amax != NULL)
         error = apply_launch<FAST>(launch, true, stream);
-    if (error == 0 && (args.norm == FP8PIPE_NORM_NONE || args.target.scale_inv != NULL ||
-                       args.z.data != NULL))
+    if (error == 0 &&
+        (args.norm == FP8PIPE_NORM_NONE || args.target.scale_inv != NULL || args.z.data != NULL))
         error = apply_launch<FAST>(launch, false, stream);
     return error;
 }

@@ -11,6 +11,19 @@
 
 #include "kernels/device.cuh"
 
+#define TILE_ROWS 128
+#define TILE_COLS 64
+#define TILE_UNITS (TILE_COLS / UNIT)
+#define GRID_Y_MAX fp8pipe_cuda::detail::GRID_Y
+
+typedef fp8pipe_cuda::detail::transposed_tile<TILE_COLS> transposed_tile;
+typedef fp8pipe_cuda::detail::sums_tile<TILE_COLS> sums_tile;
+using fp8pipe_cuda::detail::amax_publish;
+using fp8pipe_cuda::detail::bytes_transpose;
+using fp8pipe_cuda::detail::target_scale;
+
+static_assert(TILE_ROWS * TILE_COLS == BLOCK_THREADS * UNIT * UNIT_ROWS, "a tile is one block's");
+static_assert(TILE_ROWS == fp8pipe_cuda::detail::TILE_HEIGHT, "tiles are as quantize has them");
 static_assert(MODULATE_LANES * MODULATE_LANE_RUN * 2 == MODULATE_SEGMENT, "two units a lane");
 static_assert(MODULATE_LANE_RUN == UNIT, "a lane adds whole units");
 
@@ -238,10 +251,9 @@ __device__ __forceinline__ modulation<FAST> modulation_load(const kernel_modulat
 }
 
 template <bool FAST>
-__device__ __forceinline__ void modulate_values(float values[UNIT],
-                                                const kernel_modulate_args &args,
-                                                const modulation<FAST> &by, int64_t col, float mean,
-                                                float rstd)
+__device__ __forceinline__ void
+modulate_values(float values[UNIT], const kernel_modulate_args &args, const modulation<FAST> &by,
+                int64_t col, float mean, float rstd)
 {
     float factor[UNIT];
 
@@ -316,11 +328,11 @@ __device__ __forceinline__ uint2 values_quantize(const float values[UNIT], float
     if (format == FP8PIPE_E5M2)
 #pragma unroll
         for (int i = 0; i < UNIT / 2; i++)
-            pair[i] = fp8_pair<FP8PIPE_E5M2>(scaled[2 * i], scaled[2 * i + 1]);
+            pair[i] = fp8pipe_cuda::detail::fp8_two<FP8PIPE_E5M2>(scaled[2 * i], scaled[2 * i + 1]);
     else
 #pragma unroll
         for (int i = 0; i < UNIT / 2; i++)
-            pair[i] = fp8_pair<FP8PIPE_E4M3>(scaled[2 * i], scaled[2 * i + 1]);
+            pair[i] = fp8pipe_cuda::detail::fp8_two<FP8PIPE_E4M3>(scaled[2 * i], scaled[2 * i + 1]);
     uint2 codes = make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
     if (count < UNIT) {
         const uint64_t keep = count > 0 ? ((uint64_t)1 << (8 * count)) - 1 : 0;
@@ -329,16 +341,6 @@ __device__ __forceinline__ uint2 values_quantize(const float values[UNIT], float
         codes.y &= (uint32_t)(keep >> 32);
     }
     return codes;
-}
-
-__device__ __forceinline__ float target_scale(const fp8pipe_quantize_target &target)
-{
-    if (target.own_amax == NULL || *target.has_scale != 0)
-        return *target.scale;
-    const uint32_t bits = *target.own_amax;
-    if (bits == 0 || bits >= 0x7f800000u)
-        return 1.0f;
-    return fp8_scale(__fdiv_rn(target.scale_numerator, float_from_bits(bits)));
 }
 
 /* By all threads of a block, at its end; the target has outputs. */
@@ -362,31 +364,26 @@ __device__ __forceinline__ void target_publish(const fp8pipe_quantize_target &ta
 
 /* ---- Sums over the rows of a tile ---------------------------------------------------------- */
 
-/* As sums_put() of kernels/device.cuh, of what a thread added up over its UNIT_ROWS rows. */
-__device__ __forceinline__ void column_sums_put(sums_tile &sums, const float four[UNIT])
+/* The place of a thread in a tile: unit threadIdx.x % 8 of the four rows 4 * group .. */
+__device__ __forceinline__ int tile_group()
 {
-    const int lane = threadIdx.x % 32;
-    float *to = &sums.warp[threadIdx.x / 32][lane % TILE_UNITS * UNIT];
+    return threadIdx.x / TILE_UNITS;
+}
 
-#pragma unroll
-    for (int i = 0; i < UNIT; i++) {
-        float sum = __fadd_rn(four[i], __shfl_xor_sync(WARP_ALL, four[i], 8));
-
-        sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, 16));
-        if (lane < TILE_UNITS)
-            to[i] = sum;
-    }
+__device__ __forceinline__ int tile_thread_col()
+{
+    return threadIdx.x % TILE_UNITS * UNIT;
 }
 
 /* After a barrier: column c of the sums of four warps, those of one chunk. */
 __device__ __forceinline__ float column_sums_get(const sums_tile &sums, int part, int c)
 {
     const int warps = KERNEL_SUM_ROWS / (32 / TILE_UNITS * UNIT_ROWS);
-    float sum = sums.warp[part * warps][c];
+    float sum = sums.slab[part * warps][c];
 
 #pragma unroll
     for (int i = 1; i < warps; i++)
-        sum = __fadd_rn(sum, sums.warp[part * warps + i][c]);
+        sum = __fadd_rn(sum, sums.slab[part * warps + i][c]);
     return sum;
 }
 
@@ -402,6 +399,17 @@ __device__ __forceinline__ void partials_write(const sums_tile &sums, float *par
 }
 
 /* ---- What the launchers ask ---------------------------------------------------------------- */
+
+static inline kernel_geometry tiles_geometry(int64_t rows, int64_t cols)
+{
+    const int64_t tiles = kernel_divide_up(rows, TILE_ROWS);
+    kernel_geometry g;
+
+    g.grid = dim3((unsigned)kernel_divide_up(cols, TILE_COLS),
+                  (unsigned)(tiles < GRID_Y_MAX ? tiles : GRID_Y_MAX));
+    g.block = dim3(BLOCK_THREADS);
+    return g;
+}
 
 static inline bool view_fast(const struct kernel_view *view)
 {

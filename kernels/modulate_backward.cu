@@ -58,11 +58,9 @@ struct unit_gradient {
 };
 
 template <bool FAST>
-static __device__ __forceinline__ void gradient_begin(unit_gradient &to,
-                                                      const unit_inputs<FAST> &in,
-                                                      const loaded<FAST> &scale,
-                                                      const kernel_modulate_backward_args &args,
-                                                      float mean, float rstd)
+static __device__ __forceinline__ void
+gradient_begin(unit_gradient &to, const unit_inputs<FAST> &in, const loaded<FAST> &scale,
+               const kernel_modulate_backward_args &args, float mean, float rstd)
 {
 #pragma unroll
     for (int i = 0; i < UNIT; i++) {
@@ -170,8 +168,7 @@ static __device__ __forceinline__ void groups_find(tile_groups &groups,
     for (int from = 0; from < KERNEL_SUM_ROWS; from += 32) {
         const int64_t row = tile_row + half * KERNEL_SUM_ROWS + from + lane;
         const int32_t r = row < args.rows ? args.rows_of[row] : 0;
-        const bool starts =
-            row < args.rows && (from + lane == 0 || r != args.rows_of[row - 1]);
+        const bool starts = row < args.rows && (from + lane == 0 || r != args.rows_of[row - 1]);
         const uint32_t all = __ballot_sync(WARP_ALL, starts);
 
         if (starts)
@@ -209,10 +206,12 @@ struct backward_tile {
  * last time, in which outputs are written. Codes are 0 otherwise.
  */
 template <bool FAST, bool AFFINE>
-static __device__ __forceinline__ uint2
-backward_row(const backward_launch &launch, const unit_inputs<FAST> &in,
-             const unit_factors<FAST> &by, int64_t row, int64_t col, float scale, bool adds,
-             bool writes, bool first, thread_sums &sums, found &f)
+static __device__ __forceinline__ uint2 backward_row(const backward_launch &launch,
+                                                     const unit_inputs<FAST> &in,
+                                                     const unit_factors<FAST> &by, int64_t row,
+                                                     int64_t col, float scale, bool adds,
+                                                     bool writes, bool first, thread_sums &sums,
+                                                     found &f)
 {
     const kernel_modulate_backward_args &args = launch.args;
     const fp8pipe_quantize_target &target = args.target;
@@ -376,13 +375,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
     const fp8pipe_quantize_target &target = args.target;
     const bool quantizes = target.scale_inv != NULL;
     const bool grouped =
-        !launch.only_amax && (args.gate_partials != NULL || args.scale_partials != NULL ||
-                              args.shift_partials != NULL);
+        !launch.only_amax &&
+        (args.gate_partials != NULL || args.scale_partials != NULL || args.shift_partials != NULL);
     const int half = threadIdx.x / 32 / HALF_WARPS;
     const int64_t tile_col = (int64_t)blockIdx.x * TILE_COLS;
-    const int64_t col = tile_col + threadIdx.x % TILE_UNITS * UNIT;
-    const int64_t rows = quantizes && target.transposed != NULL ? target.transposed_stride
-                                                                : args.rows;
+    const int64_t col = tile_col + tile_thread_col();
+    const int64_t rows =
+        quantizes && target.transposed != NULL ? target.transposed_stride : args.rows;
     int64_t tile_row = (int64_t)blockIdx.y * TILE_ROWS;
     found f = {0, 0, 0};
 
@@ -390,7 +389,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
         return;
     const float scale = quantizes && !launch.only_amax ? target_scale(target) : 1.0f;
     for (; tile_row < rows; tile_row += (int64_t)gridDim.y * TILE_ROWS) {
-        const int64_t row = tile_row + threadIdx.x / TILE_UNITS * UNIT_ROWS;
+        const int64_t row = tile_row + tile_group() * UNIT_ROWS;
 
         groups_find(tile.groups, args, grouped, tile_row);
         __syncthreads();
@@ -423,24 +422,23 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
                         by = backward_factors<FAST>(args, taken, col);
                         held = (int32_t)taken;
                     }
-                    codes[pair + i] =
-                        backward_row<FAST, AFFINE>(launch, in[i], by, at, col, scale, adds, writes,
-                                                   pair + i == 0, sums, f);
+                    codes[pair + i] = backward_row<FAST, AFFINE>(
+                        launch, in[i], by, at, col, scale, adds, writes, pair + i == 0, sums, f);
                 }
             }
             if (launch.only_amax)
                 continue;
             if (writes && target.transposed != NULL)
-                transposed_put(tile.transposed, codes);
+                tile.transposed.put(tile_thread_col(), tile_group(), codes);
 #pragma unroll
             for (int sum = 0; sum < SUMS; sum++)
                 if ((AFFINE || (sum != SUM_WEIGHT && sum != SUM_BIAS)) &&
                     sums_partials(args, sum) != NULL && (sum < SUMS_GROUPED || writes))
-                    column_sums_put(tile.sums[sum], sums.of[sum]);
+                    tile.sums[sum].put(tile_thread_col(), tile_group(), sums.of[sum]);
             __syncthreads();
             if (writes && target.transposed != NULL)
-                transposed_write(tile.transposed, target.transposed, target.transposed_stride,
-                                 tile_row, tile_col, args.cols);
+                tile.transposed.write<BLOCK_THREADS>(target.transposed, target.transposed_stride,
+                                                     tile_row, tile_col, args.cols);
             for (int i = threadIdx.x; i < SUMS * HALVES * TILE_COLS; i += BLOCK_THREADS) {
                 const int c = i % TILE_COLS, part = i / TILE_COLS % HALVES;
                 const int sum = i / TILE_COLS / HALVES;
@@ -508,9 +506,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
         if (args.out.dtype == FP8PIPE_FP32)
             ((float *)args.out.data)[at] = sum;
         else
-            ((uint16_t *)args.out.data)[at] = args.out.dtype == FP8PIPE_BF16
-                                                  ? bf16_from_float(sum)
-                                                  : fp16_from_float(sum);
+            ((uint16_t *)args.out.data)[at] =
+                args.out.dtype == FP8PIPE_BF16 ? bf16_from_float(sum) : fp16_from_float(sum);
     }
 }
 
@@ -544,7 +541,7 @@ template <bool FAST, bool AFFINE>
 static int tiles_launch(const kernel_modulate_backward_args &args, cudaStream_t stream)
 {
     const kernel_geometry geometry =
-        kernel_tiles(target_rows(&args.target, args.rows), target_cols(&args.target, args.cols));
+        tiles_geometry(target_rows(&args.target, args.rows), target_cols(&args.target, args.cols));
     backward_launch launch;
     int error = 0;
 

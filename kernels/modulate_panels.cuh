@@ -154,8 +154,8 @@ static __device__ __forceinline__ float2 panel_moments(const kernel_modulate_arg
         moments.x = __fdiv_rn(warp_sum(unit_sum(unit_sum(0.0f, values[0]), values[1])), count);
 #pragma unroll
     for (int u = 0; u < 2; u++)
-        moments.y = unit_squares(moments.y, values[u], moments.x, from + (u * 32 + lane) * UNIT,
-                                 args.cols);
+        moments.y =
+            unit_squares(moments.y, values[u], moments.x, from + (u * 32 + lane) * UNIT, args.cols);
     moments.y = warp_sum(moments.y);
     return moments;
 }
@@ -250,8 +250,8 @@ static __device__ __forceinline__ void panel_transposed(const uint4 *panel,
             continue;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            word[j] = words[panel_at(chunk * 16 + j * UNIT_ROWS + c % UNIT / 4, c / UNIT) * 4 +
-                            c % 4];
+            word[j] =
+                words[panel_at(chunk * 16 + j * UNIT_ROWS + c % UNIT / 4, c / UNIT) * 4 + c % 4];
         *(uint4 *)(target.transposed + (from + c) * target.transposed_stride + tile_row +
                    chunk * 16) = make_uint4(word[0], word[1], word[2], word[3]);
     }
@@ -306,12 +306,12 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
         panel_cell(panel, args, stats, tile_row, from, warp % 4 * 4 + lane / TILE_UNITS, unit,
                    scale, f, four);
         if (target.partials != NULL) {
-            column_sums_put(sums, four);
+            sums.put(tile_thread_col(), tile_group(), four);
             __syncthreads();
             const int half = threadIdx.x / TILE_COLS;
             const int64_t col = from + c + half * TILE_COLS + threadIdx.x % TILE_COLS;
 
-            if (half < 2 && col < args.cols)
+            if (half < 2 && col < args.cols && tile_row < args.rows)
                 target.partials[blockIdx.y * args.cols + col] =
                     column_sums_get(sums, half, threadIdx.x % TILE_COLS);
             __syncthreads();

@@ -6,6 +6,7 @@
 #include "function.h"
 #include "linear.h"
 #include "optimizer.h"
+#include "modulate.h"
 #include "quantize.h"
 #include "scaling.h"
 #include "target.h"
@@ -173,6 +174,14 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_TENSOR_CALL:
         status = exec_tensor_call(issue, op);
         filled = op->u.tensor_call.out.filling;
+        break;
+    case OP_MODULATE:
+        status = modulate_run(issue, op);
+        filled = op->u.modulate.out.filling;
+        break;
+    case OP_MODULATE_BACKWARD:
+        status = modulate_run_backward(issue, op);
+        filled = op->u.modulate_backward.out.filling;
         break;
     case OP_ACTIVATION:
         status = exec_activation(issue, op);

@@ -18,6 +18,8 @@ const char *op_label(const struct op *op)
         [OP_DGRAD] = "linear_dgrad",
         [OP_WGRAD] = "linear_wgrad",
         [OP_TENSOR_CALL] = "tensor_call",
+        [OP_MODULATE] = "modulate",
+        [OP_MODULATE_BACKWARD] = "modulate_backward",
         [OP_ACTIVATION] = "activation",
         [OP_PREPARE] = "linear_prepare",
         [OP_ADAMW] = "optimizer_adamw",

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "fp8pipe_fused.h"
+#include "kernels/kernels.h"
 
 struct filling;
 struct version;
@@ -35,6 +36,8 @@ enum op_kind {
     OP_DGRAD,
     OP_WGRAD,
     OP_TENSOR_CALL,
+    OP_MODULATE,
+    OP_MODULATE_BACKWARD,
     OP_ACTIVATION,
     OP_PREPARE,
     OP_ADAMW,
@@ -205,6 +208,40 @@ struct op_steps {
     int64_t *image; /* pinned */
 };
 
+struct op_modulate {
+    struct kernel_modulate_args args; /* all but the target; mean, rstd NULL: not kept */
+    struct op_out out;
+};
+
+/* Without the parts of struct kernel_modulate_backward_args that are made at issue: the longest
+ * lists must fit behind it. */
+struct op_modulate_backward {
+    int64_t rows;
+    int64_t cols;
+    struct kernel_view dz;
+    struct kernel_view dx_out;
+    struct kernel_view x_out;
+    struct kernel_view y;
+    struct kernel_view gate;
+    struct kernel_view scale;
+    const int32_t *rows_of;
+    const float *weight;
+    const float *bias;
+    const float *mean;
+    const float *rstd;
+    struct kernel_view dx;
+    struct kernel_view dy;
+    /* Of `groups` rows, 0: of one for each token. */
+    struct op_summed {
+        struct kernel_view to;
+        int64_t groups;
+    } dgate, dscale, dshift;
+    float *dweight;
+    float *dbias;
+    enum fp8pipe_norm norm;
+    struct op_out out;
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -228,6 +265,8 @@ struct op {
         struct op_dgrad dgrad;
         struct op_wgrad wgrad;
         struct op_tensor_call tensor_call;
+        struct op_modulate modulate;
+        struct op_modulate_backward modulate_backward;
         struct op_activation activation;
         struct op_prepare prepare;
         struct op_adamw adamw;

@@ -18,7 +18,7 @@ handle
 lane
 completion exec trace
 optimizer
-linear function
+linear function modulate
 quantize epilogue
 target
 scaling tensor gemm
