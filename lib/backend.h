@@ -76,9 +76,9 @@ struct gemm_operand {
  *
  * Epilogue (fp8pipe_epilogue): with P the product, bias and old D, pre = P, D = activation(P) +
  * residual, and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of a
- * multiple of 16 bytes; then there is neither residual nor accumulate. A residual of FP8 operands has
- * 16-byte aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything
- * is enqueued; lib/gemm.c then goes another way.
+ * multiple of 16 bytes; then there is neither residual nor accumulate. A residual has 16-byte
+ * aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything is
+ * enqueued; lib/gemm.c then goes another way.
  */
 struct gemm_args {
     int64_t m;
