@@ -220,8 +220,8 @@ template <bool BACKWARD> struct general {
             EACH(__fadd_rn(v[i], b[i]));
         return v;
     }
-    /* Units of which `count` columns from `at` on are all in one half. */
-    FP8PIPE_DEVICE values half_values(const place &at) const
+    /* Of columns that are all in one half. Once for all rows of a kernel: it is long. */
+    __device__ __noinline__ values half_values(const place at) const
     {
         const bool gated = activation == FP8PIPE_ACTIVATION_SWIGLU;
         const bool by_gate = gated && BACKWARD && at.col >= half;
