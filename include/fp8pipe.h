@@ -697,22 +697,28 @@ enum fp8pipe_activation {
 /*
  * What a GEMM does to its product before it is stored:
  *   P = product + bias;  pre = P, where asked for;  D = activation(P) + residual.
- * All of it in float32, then rounded to D's dtype. A 16-bit D with a residual may be rounded twice:
- * the product with its bias, then the sum.
+ * All of it in float32, then rounded to D's dtype. Where `pre` is asked for, the activation is of P
+ * as stored there, rounded to its dtype, which is what a backward pass sees. On CUDA a 16-bit D
+ * with a residual may be rounded twice, the product with its bias, then the sum; and the GELU_TANH
+ * of a BF16 or quantized D may be cuBLASLt's, of about as many digits as BF16 has.
  *
- * With `tensor` D is quantized instead, straight from float32: `tensor` is filled as by
- * fp8pipe_tensor_quantize with `scaling` and `slot` and its amax folded likewise, so that a layer
- * which takes it as x_tensor needs no quantize; the matrix D is then absent. Until an update of the
- * scaling has been submitted (or a state loaded, or initial_scale given), D is scaled by its own
- * amax; after that by the slot's scale, which is 1 while nothing but zeros was seen in it. No
- * residual then.
+ * With `tensor` D is quantized instead, straight from float32 (with `pre`: from that): `tensor` is
+ * filled as by fp8pipe_tensor_quantize with `scaling` and `slot` and its amax folded likewise
+ * (unless the op is flagged NO_AMAX), so that a layer which takes it as x_tensor needs no quantize;
+ * the matrix D is then absent. Until an update of the scaling has been submitted (or a state
+ * loaded, or initial_scale given), D is scaled by its own amax; after that by the slot's scale,
+ * which is 1 while no update has moved it. No residual then.
+ *
+ * Fastest, on CUDA: a quantized D without `pre`, with N a multiple of 16 and a BF16 bias or none:
+ * the GEMM itself writes it. It also adds a residual whose rows are multiples of 16 bytes.
  */
 struct fp8pipe_epilogue {
-    enum fp8pipe_activation activation;
+    enum fp8pipe_activation activation; /* not SWIGLU */
     uint32_t slot;
-    struct fp8pipe_matrix pre;      /* NONE, or [M, N], any dtype, apart from all others */
+    struct fp8pipe_matrix pre;      /* NONE, or [M, N], any dtype, apart from the other matrices */
     struct fp8pipe_matrix residual; /* NONE, or [M, N] of D's dtype: D itself, or apart from it */
-    struct fp8pipe_tensor *tensor;
+    struct fp8pipe_tensor *tensor;  /* NULL, or another one than the op's; NULL: scaling, slot and
+                                       copies are not read */
     struct fp8pipe_scaling *scaling;
     uint32_t copies;                /* of tensor: FP8PIPE_ROWWISE, FP8PIPE_TRANSPOSED or both */
     uint32_t reserved;              /* 0 */
@@ -796,7 +802,8 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_linear_weight_changed(struct fp8pipe_lin
 /*
  * Quantizes the weight's current version now, with the copies asked for, instead of in the first op
  * that needs it. Once the ticket is done, the FP8 ops of this version no longer read the weight's
- * matrix: for inference its memory may then be given back. EINVAL for an unquantized linear.
+ * matrix: for inference its memory may then be given back, and other matrices may lie there. EINVAL
+ * for an unquantized linear. The amax is always folded.
  */
 struct fp8pipe_prepare_op {
     size_t size;
@@ -856,7 +863,7 @@ struct fp8pipe_dgrad_op {
     int32_t bias_grad_accumulate;
     enum fp8pipe_accumulation accumulation;
     struct fp8pipe_matrix residual; /* NONE, or [M, K] of dX's dtype, added to dX: dX itself, or
-                                       apart from it; a 16-bit dX may then be rounded twice */
+                                       apart from it. See fp8pipe_epilogue */
 };
 #define FP8PIPE_DGRAD_OP_INIT                                                                      \
     {                                                                                              \

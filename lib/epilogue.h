@@ -10,8 +10,8 @@
 
 /*
  * The product of `request`, which has no epilogue of its own and does not accumulate, through an
- * op's epilogue; `flags` are the op's. Of request->d only the shape is read where the epilogue has a
- * filling, which is then made and written.
+ * op's epilogue; `flags` are the op's. Where the epilogue has a filling, that is made and written,
+ * and of request->d only the shape is read.
  */
 enum fp8pipe_status epilogue_run(struct issue *issue, const struct gemm_request *request,
                                  const struct op_epilogue *epilogue, uint8_t flags);

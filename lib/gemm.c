@@ -89,8 +89,8 @@ static bool takes_d(const struct gemm_request *request)
 }
 
 /*
- * Whether the GEMM can do the epilogue itself. A residual costs it nothing. A GELU costs half of what
- * a pass over a 16-bit D does, but is of few digits in cuBLASLt, as a bf16 D is.
+ * Whether the GEMM can do the epilogue itself. A residual costs it nothing. A GELU costs it half of
+ * what a pass over a 16-bit D does, but in cuBLASLt it is of few digits, as a bf16 D is.
  */
 static bool takes_epilogue(const struct gemm_request *request)
 {

@@ -235,6 +235,48 @@ static void bits_from_pre(struct world *w)
     is_int(wrong, 0, "%s: codes of what was kept, to the bit", w->name);
 }
 
+/* An inf saturates, a NaN stays one, and both count in the amax: the update sees them. */
+static void nonfinite(struct world *w)
+{
+    static const double values[] = {INFINITY, -INFINITY, NAN};
+
+    for (int i = 0; i < 6; i++) {
+        struct config c = {.m = 5,
+                           .n = i & 1 ? 33 : 32,
+                           .k = 32,
+                           .fp8 = true,
+                           .has_bias = true,
+                           .in = FP8PIPE_BF16,
+                           .bias = FP8PIPE_BF16};
+        double value = values[i / 2], bias[33] = {[7] = value};
+        uint8_t want = fp8_from_float((float)value, FP8PIPE_E4M3);
+        struct fp8pipe_slot_state state;
+        struct fp8pipe_gemm_op op;
+        struct test_fp8 got;
+        struct product p;
+        int wrong = 0;
+
+        product_make(w, &p, &c);
+        test_matrix_set(&p.bias, bias);
+        op = product_quantizing_op(w, &p, SLOT_RESULT, BOTH);
+        product_run(w, &op);
+        got = test_tensor_read(w->pipe, w->result);
+        state = test_slot(w->scaling, SLOT_RESULT);
+        for (int64_t row = 0; row < c.m; row++) {
+            uint8_t code = got.rowwise[row * c.n + 7];
+
+            wrong += isnan(value) ? (code & 0x7f) != 0x7f : code != want;
+            wrong += (got.rowwise[row * c.n + 8] & 0x7f) == 0x7f;
+        }
+        is_int(wrong, 0, "%s, N = %d: %g in a result in FP8", w->name, (int)c.n, value);
+        ok(!isfinite(state.amax), "%s, N = %d: its amax, %g, says so", w->name, (int)c.n,
+           (double)state.amax);
+        test_skip(w->scaling);
+        test_fp8_free(&got);
+        product_free(&p);
+    }
+}
+
 /* Sides of 0: the tensor is filled all the same; K = 0 gives the bias. */
 static void small(struct world *w)
 {
@@ -285,6 +327,7 @@ static void cases(enum fp8pipe_backend backend)
         tensors(&w, fp8, true, 60);
     zeros(&w);
     bits_from_pre(&w);
+    nonfinite(&w);
     small(&w);
     world_close(&w);
 }

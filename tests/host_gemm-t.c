@@ -1,6 +1,6 @@
 /*
  * GEMM of the host backend against float64 on the operands' own values: every type and storage,
- * with scales, bias and accumulation; what it refuses; exit() and fork() in the middle of one.
+ * with scales, bias and accumulation; epilogues; what it refuses; exit() and fork() in the middle.
  */
 #include <float.h>
 #include <limits.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "backend.h"
+#include "kernels/activation.h"
 #include "kernels/fp8.h"
 #include "numbers.h"
 #include "status.h"
@@ -449,9 +450,84 @@ static void test_process(void)
     is_int(failed[1], 0, "fork in the middle of GEMMs goes on in the parent and ends in the child");
 }
 
+/* ---- Epilogues ---------------------------------------------------------------------------- */
+
+/*
+ * One GEMM into float32, without an epilogue, and the same into D with one: that is made of the
+ * first's result by float32 operations in a given order, so the bits are known.
+ */
+static int epilogue_wrong(int number)
+{
+    bool quantizes = number % 4 == 3;
+    float product[40 * 64] = {0}, scale = 3.25f;
+    uint16_t residual[40 * 64], pre[40 * 64], d[40 * 64];
+    uint8_t codes[40 * 64];
+    uint32_t amax = 0, largest = 0;
+    struct gemm_case test;
+    struct gemm_args args;
+    int wrong = 0;
+
+    case_make(&test, GEMM_E4M3, GEMM_E4M3, 6);
+    args = test.args;
+    args.d = product;
+    args.d_stride = args.n;
+    args.bias = NULL;
+    args.d_dtype = FP8PIPE_FP32;
+    args.accumulate = false;
+    for (int i = 0; i < 40 * 64; i++) {
+        residual[i] = test_bf16_from_double(test_random_normal(&rng));
+    }
+    backend_start();
+    must(ops->gemm(backend, stream, &args));
+    args.activation = number & 1 ? FP8PIPE_ACTIVATION_GELU_TANH : FP8PIPE_ACTIVATION_NONE;
+    args.d_dtype = FP8PIPE_BF16;
+    args.d = d;
+    if (quantizes) {
+        args.d = codes;
+        args.d_scale = &scale;
+        args.d_format = number & 8 ? FP8PIPE_E5M2 : FP8PIPE_E4M3;
+        args.d_amax = number & 16 ? NULL : &amax;
+    } else {
+        args.residual = number & 2 ? residual : NULL;
+        args.residual_stride = args.n;
+        args.pre = number & 8 ? pre : NULL;
+        args.pre_stride = args.n;
+    }
+    must(ops->gemm(backend, stream, &args));
+    backend_stop();
+    for (int64_t i = 0; i < args.m * args.n; i++) {
+        float value = number & 1 ? activation_gelu_tanh(product[i]) : product[i];
+        uint32_t bits = test_float_bits(fabsf(value));
+
+        largest = bits > largest ? bits : largest;
+        if (quantizes) {
+            wrong += codes[i] != fp8_from_float(value * scale, args.d_format);
+            continue;
+        }
+        if (args.residual != NULL) { /* what is absent is not added: -0 stays */
+            value += (float)test_bf16_to_double(residual[i]);
+        }
+        wrong += d[i] != test_bf16_from_double((double)value);
+        wrong += args.pre != NULL && pre[i] != test_bf16_from_double((double)product[i]);
+    }
+    wrong += args.d_amax != NULL && amax != largest;
+    case_free(&test);
+    return wrong;
+}
+
+static void test_epilogues(void)
+{
+    int wrong = 0;
+
+    for (int i = 0; i < 64; i++) {
+        wrong += epilogue_wrong(i % 32);
+    }
+    is_int(wrong, 0, "activation, what it is applied to, residual, FP8 with its amax: the bits");
+}
+
 int main(void)
 {
-    plan(2 + 6 + 2 + 8);
+    plan(2 + 6 + 2 + 8 + 1);
     test_process(); /* first, while this process has one thread */
     test_types(GEMM_FP32, GEMM_FP32, "fp32");
     test_types(GEMM_BF16, GEMM_BF16, "bf16");
@@ -462,5 +538,6 @@ int main(void)
     test_scales();
     test_nonfinite();
     test_refusals();
+    test_epilogues();
     return done_testing();
 }

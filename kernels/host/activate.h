@@ -1,4 +1,4 @@
-/* The activations that a GEMM's epilogue has, over a piece of a row: for the host's store and GEMM. */
+/* The activations of a GEMM's epilogue over a piece of a row, for the host's store and GEMM. */
 #ifndef KERNELS_HOST_ACTIVATE_H
 #define KERNELS_HOST_ACTIVATE_H
 
