@@ -5,15 +5,14 @@
  */
 #include <fp8pipe_trace.h>
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "async.h"
 #include "chaos.h"
+#include "trace_file.h"
 
 static char folder[] = "/tmp/fp8pipe-trace-XXXXXX";
 
@@ -23,192 +22,6 @@ static const char *file_in(const char *name)
 
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     return path;
-}
-
-/* The file's text, to be freed; NULL if there is none. */
-static char *slurp(const char *path)
-{
-    FILE *file = fopen(path, "r");
-    struct stat about;
-    char *text = NULL;
-
-    if (file && fstat(fileno(file), &about) == 0) {
-        text = test_calloc((size_t)about.st_size + 1, 1);
-        text[fread(text, 1, (size_t)about.st_size, file)] = '\0';
-    }
-    if (file)
-        fclose(file);
-    return text;
-}
-
-/* ---- JSON --------------------------------------------------------------------------------- */
-
-static const char *json_value(const char *at);
-
-static const char *blanks(const char *at)
-{
-    while (at && *at && strchr(" \t\r\n", *at))
-        at++;
-    return at;
-}
-
-static const char *json_string(const char *at)
-{
-    if (*at++ != '"')
-        return NULL;
-    while (*at != '"') {
-        if ((unsigned char)*at < 0x20)
-            return NULL;
-        if (*at == '\\') {
-            at++;
-            if (*at == 'u') {
-                for (int i = 1; i <= 4; i++)
-                    if (!isxdigit((unsigned char)at[i]))
-                        return NULL;
-                at += 4;
-            } else if (!*at || !strchr("\"\\/bfnrt", *at)) {
-                return NULL;
-            }
-        }
-        at++;
-    }
-    return at + 1;
-}
-
-static const char *json_list(const char *at, char close, bool keys)
-{
-    at = blanks(at + 1);
-    if (*at == close)
-        return at + 1;
-    for (;;) {
-        if (keys) {
-            at = blanks(json_string(at));
-            if (!at || *at++ != ':')
-                return NULL;
-        }
-        at = blanks(json_value(blanks(at)));
-        if (!at || (*at != ',' && *at != close))
-            return NULL;
-        if (*at++ == close)
-            return at;
-        at = blanks(at);
-    }
-}
-
-static const char *json_number(const char *at)
-{
-    char *end;
-
-    if (*at != '-' && !isdigit((unsigned char)*at))
-        return NULL;
-    strtod(at, &end);
-    return end == at ? NULL : end;
-}
-
-static const char *json_value(const char *at)
-{
-    if (*at == '{')
-        return json_list(at, '}', true);
-    if (*at == '[')
-        return json_list(at, ']', false);
-    return *at == '"' ? json_string(at) : json_number(at);
-}
-
-static bool is_json(const char *text)
-{
-    const char *end = blanks(json_value(blanks(text)));
-
-    return end && *end == '\0';
-}
-
-/* ---- The events of a trace, each of which is a line ----------------------------------------- */
-
-struct event {
-    char kind;
-    char category[8];
-    int track;
-    char name[64];
-    double at_us;
-    double took_us;
-    unsigned long long ticket;
-    char outcome[12];
-};
-
-struct trace_file {
-    char *text;
-    struct event *events;
-    int count;
-    long dropped;
-    long ops;
-};
-
-/* What follows a key in the line, "" if it is not there. */
-static const char *after(const char *line, const char *key)
-{
-    const char *end = strchr(line, '\n'), *found = strstr(line, key);
-
-    return found && found < end ? found + strlen(key) : "";
-}
-
-static void copy_to_quote(char *to, size_t bytes, const char *from)
-{
-    size_t length = strcspn(from, "\"");
-
-    snprintf(to, bytes, "%.*s", (int)length, from);
-}
-
-static struct trace_file load(const char *path)
-{
-    struct trace_file trace = {.text = slurp(path)};
-
-    if (!ok(trace.text && is_json(trace.text), "%s is JSON", strrchr(path, '/') + 1))
-        bail("no trace to look at");
-    trace.dropped = strtol(after(trace.text, "\"dropped\":"), NULL, 10);
-    trace.ops = strtol(after(trace.text, "\"ops\":"), NULL, 10);
-    for (const char *line = trace.text; (line = strchr(line, '\n')) != NULL; line++)
-        trace.count++;
-    trace.events = test_calloc((size_t)trace.count + 1, sizeof(*trace.events));
-    trace.count = 0;
-    for (const char *line = strchr(trace.text, '\n'); line && line[1] == '{';
-         line = strchr(line + 1, '\n')) {
-        struct event *event = &trace.events[trace.count++];
-
-        event->kind = *after(line + 1, "\"ph\":\"");
-        copy_to_quote(event->category, sizeof(event->category), after(line + 1, "\"cat\":\""));
-        event->track = atoi(after(line + 1, "\"tid\":"));
-        copy_to_quote(event->name, sizeof(event->name), after(line + 1, "\"name\":\""));
-        event->at_us = atof(after(line + 1, "\"ts\":"));
-        event->took_us = atof(after(line + 1, "\"dur\":"));
-        event->ticket = strtoull(after(line + 1, "\"ticket\":\""), NULL, 16);
-        if (event->ticket == 0)
-            event->ticket = strtoull(after(line + 1, "\"id\":\""), NULL, 16);
-        copy_to_quote(event->outcome, sizeof(event->outcome), after(line + 1, "\"outcome\":\""));
-    }
-    return trace;
-}
-
-static void unload(struct trace_file *trace)
-{
-    free(trace->text);
-    free(trace->events);
-}
-
-/* The one event of a kind that a ticket has, NULL if it has none, or more. */
-static const struct event *find(const struct trace_file *trace, fp8pipe_ticket ticket, char kind,
-                                const char *category)
-{
-    const struct event *found = NULL;
-
-    for (int i = 0; i < trace->count; i++) {
-        const struct event *event = &trace->events[i];
-
-        if (event->ticket == ticket && event->kind == kind && !strcmp(event->category, category)) {
-            if (found)
-                return NULL;
-            found = event;
-        }
-    }
-    return found;
 }
 
 static void start(struct fp8pipe *pipe, uint32_t ops)
@@ -256,16 +69,16 @@ static void spans(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     is_int(fp8pipe_trace_stop(pipe, path), FP8PIPE_OK, "%s: stop without a wait before it", name);
     after_ns = test_now_ns();
     test_close(pipe);
-    trace = load(path);
+    trace = trace_load(path);
     is_int(trace.ops, OPS, "%s: it has every op submitted before stop", name);
     is_int(trace.dropped, 0, "and dropped none");
     for (int i = 0; i < OPS; i++) {
-        const struct event *queue = find(&trace, tickets[i], 'b', "queue"),
-                           *queued = find(&trace, tickets[i], 'e', "queue"),
-                           *issue = find(&trace, tickets[i], 'X', "issue"),
-                           *device = find(&trace, tickets[i], 'X', "device"),
-                           *from = find(&trace, tickets[i], 's', "flow"),
-                           *to = find(&trace, tickets[i], 'f', "flow");
+        const struct trace_event *queue = trace_find(&trace, tickets[i], 'b', "queue"),
+                                 *queued = trace_find(&trace, tickets[i], 'e', "queue"),
+                                 *issue = trace_find(&trace, tickets[i], 'X', "issue"),
+                                 *device = trace_find(&trace, tickets[i], 'X', "device"),
+                                 *from = trace_find(&trace, tickets[i], 's', "flow"),
+                                 *to = trace_find(&trace, tickets[i], 'f', "flow");
         int lane = i % 2;
 
         if (!queue || !queued || !issue || !device || !from || !to) {
@@ -287,7 +100,7 @@ static void spans(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
         missing += strcmp(device->name, i == 7 ? "seven" : "host_call") != 0;
         missing += strcmp(device->outcome, "ok") != 0 || strcmp(issue->outcome, "ok") != 0;
         if (i > 0 && i % 5 == 0) {
-            const struct event *first = find(&trace, tickets[i - 1], 'X', "device");
+            const struct trace_event *first = trace_find(&trace, tickets[i - 1], 'X', "device");
 
             disorder += !first || device->at_us + slack < first->at_us + first->took_us;
         }
@@ -299,7 +112,7 @@ static void spans(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     is_int(early, 0, "%s: a device span is as long as its work", name);
     ok(strstr(trace.text, "lane 1 device") && strstr(trace.text, "lane 0 host"),
        "%s: the tracks have names", name);
-    unload(&trace);
+    trace_unload(&trace);
 }
 
 /* ---- Outcomes ------------------------------------------------------------------------------- */
@@ -311,7 +124,7 @@ static void outcomes(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     const char *name = mode_name(mode), *path = file_in("outcomes.json");
     struct fp8pipe_submit submit = ON(0);
     fp8pipe_ticket before, failed, cancelled, fine;
-    const struct event *event;
+    const struct trace_event *event;
     struct trace_file trace;
 
     before = submit_call(pipe, ON(0), call_nothing, NULL);
@@ -322,22 +135,22 @@ static void outcomes(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     fine = submit_call(pipe, test_submit(0, FP8PIPE_RESUME, 0, 0), call_nothing, NULL);
     must(fp8pipe_trace_stop(pipe, path));
     test_close(pipe);
-    trace = load(path);
+    trace = trace_load(path);
     is_int(trace.ops, mode == FP8PIPE_INLINE ? 3 : trace.ops,
            "%s: ops before the start are left out", name);
-    event = find(&trace, before, 'b', "queue");
+    event = trace_find(&trace, before, 'b', "queue");
     ok(event == NULL, "%s: or at least when they were enqueued", name);
-    event = find(&trace, failed, 'X', "issue");
+    event = trace_find(&trace, failed, 'X', "issue");
     is_str(event ? event->outcome : NULL, "failed", "%s: a failed op", name);
-    event = find(&trace, cancelled, 'X', "issue");
+    event = trace_find(&trace, cancelled, 'X', "issue");
     is_str(event ? event->outcome : NULL, "cancelled", "%s: a cancelled op", name);
-    ok(!find(&trace, cancelled, 'X', "device"), "has no span on the device");
-    event = find(&trace, fine, 'X', "device");
+    ok(!trace_find(&trace, cancelled, 'X', "device"), "has no span on the device");
+    event = trace_find(&trace, fine, 'X', "device");
     is_str(event ? event->outcome : NULL, "ok", "%s: the op that resumes", name);
     ok(strstr(trace.text, "quo\\\"te\\\\\\u000a\\u0001\xc3\xa9\\ufffd"),
        "%s: a name is escaped, its characters kept, what is none replaced", name);
     ok(strstr(trace.text, "FP8PIPE_ECALL"), "%s: with its status", name);
-    unload(&trace);
+    trace_unload(&trace);
 }
 
 /* ---- Bounds --------------------------------------------------------------------------------- */
@@ -352,15 +165,15 @@ static void bounds(enum fp8pipe_backend backend)
     for (int i = 0; i < 35; i++)
         submit_call(pipe, ON(i % 2), call_nothing, NULL);
     must(fp8pipe_trace_stop(pipe, path));
-    trace = load(path);
+    trace = trace_load(path);
     is_int(trace.ops, 10, "a trace holds as many ops as was asked for");
     is_int(trace.dropped, 25, "and counts the others");
-    unload(&trace);
+    trace_unload(&trace);
     start(pipe, 1);
     must(fp8pipe_trace_stop(pipe, path));
-    trace = load(path);
+    trace = trace_load(path);
     ok(trace.ops == 0 && trace.dropped == 0, "the next trace starts empty");
-    unload(&trace);
+    trace_unload(&trace);
     test_close(pipe);
 }
 
@@ -405,9 +218,9 @@ static void refusals(void)
     is_int(fp8pipe_wait(pipe, submit_call(pipe, ON(0), start_inside, pipe), FP8PIPE_DONE, -1),
            FP8PIPE_OK, "inside a function of the caller's both are EDEADLK");
     must(fp8pipe_trace_stop(pipe, file_in("refusals.json")));
-    trace = load(file_in("refusals.json"));
+    trace = trace_load(file_in("refusals.json"));
     is_int(trace.ops, 2, "a refused stop left the trace running");
-    unload(&trace);
+    trace_unload(&trace);
     if (access("/dev/full", W_OK) == 0) {
         start(pipe, 0);
         submit_call(pipe, ON(0), call_nothing, NULL);
@@ -486,9 +299,9 @@ static void under_load(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
         lost += !state_of(pipe, ticket).done;
         if (round % 4)
             continue;
-        trace = load(path);
-        lost += trace.dropped == 0 && !find(&trace, ticket, 'X', "device");
-        unload(&trace);
+        trace = trace_load(path);
+        lost += trace.dropped == 0 && !trace_find(&trace, ticket, 'X', "device");
+        trace_unload(&trace);
     }
     is_int(lost, 0, "%s: under load, stop waits for and writes what came before it",
            mode_name(mode));
@@ -506,7 +319,7 @@ static void under_load(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     chaos_check("a trace that may be running at close");
 }
 
-/* An op that came after stop began does not hold it up, and its record does not come too late. */
+/* A trace stops and starts while an op that neither of them saw begin is being issued. */
 static void late_ops(void)
 {
     struct fp8pipe *pipe = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 0, NULL);
@@ -543,15 +356,15 @@ static void failures(enum fp8pipe_backend backend)
     for (int i = 0; i < 4; i++)
         tickets[i] = submit_host_call(pipe, ON(0), work_short, NULL);
     must(fp8pipe_trace_stop(pipe, path));
-    trace = load(path);
+    trace = trace_load(path);
     for (int i = 0; i < 4; i++) {
         wrong += state_of(pipe, tickets[i]).outcome != FP8PIPE_OUTCOME_OK;
-        wrong += !find(&trace, tickets[i], 'X', "issue");
-        spans_seen += find(&trace, tickets[i], 'X', "device") != NULL;
+        wrong += !trace_find(&trace, tickets[i], 'X', "issue");
+        spans_seen += trace_find(&trace, tickets[i], 'X', "device") != NULL;
     }
     is_int(wrong, 0, "a timer that cannot be had or recorded fails no op");
     is_int(spans_seen, 2, "but leaves out its span");
-    unload(&trace);
+    trace_unload(&trace);
     chaos_disarm();
 
     start(pipe, 0);
@@ -559,9 +372,9 @@ static void failures(enum fp8pipe_backend backend)
     chaos_device_error();
     fp8pipe_drain(pipe, -1);
     is_int(fp8pipe_trace_stop(pipe, path), FP8PIPE_EDEVICE, "stop on a pipe that fails is EDEVICE");
-    trace = load(path);
+    trace = trace_load(path);
     ok(trace.ops >= 1, "and still writes what the host saw");
-    unload(&trace);
+    trace_unload(&trace);
     chaos_reset();
     fp8pipe_close(pipe, 0, TEST_TIMEOUT_NS);
 }
@@ -607,12 +420,12 @@ static void environment(const char *program)
     snprintf(command, sizeof(command), "'%.150s' %.60s", program, folder);
     if (!is_int(system(command), 0, "FP8PIPE_TRACE traces every pipe that opens"))
         return;
-    trace = load(file_in("own.json"));
+    trace = trace_load(file_in("own.json"));
     is_int(trace.ops, 1, "the first one into the file itself");
-    unload(&trace);
-    trace = load(file_in("own.json.2"));
+    trace_unload(&trace);
+    trace = trace_load(file_in("own.json.2"));
     is_int(trace.ops, 2, "the second one beside it");
-    unload(&trace);
+    trace_unload(&trace);
 }
 
 static void cases(enum fp8pipe_backend backend)
