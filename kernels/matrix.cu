@@ -1,10 +1,9 @@
 /*
- * transpose, partials, column_sums, store: what GEMMs need around them.
+ * capture, transpose, column_sums, store: what GEMMs need around them.
  *
+ * capture      one thread: the inverse of a scale, and the fold of an amax.
  * transpose    FP8 bytes [rows, in_stride] to [cols, out_stride]; 16-byte aligned, strides that are
  *              multiples of 16 bytes, output padding written as zeros.
- * partials     x [rows, cols] bf16, fp16 or fp32 of any row stride and alignment to float32 sums
- *              over 64 rows each, in the order in which quantize makes them.
  * column_sums  partials [rows, cols], dense float32, added up in ascending order of the rows.
  * store        [rows, cols] of any dtypes, strides and alignments, in float32.
  *
@@ -12,20 +11,56 @@
  */
 #include <stddef.h>
 
+#include "kernels/activation.h"
 #include "kernels/device.cuh"
+
+/* ---- capture ------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void capture(const kernel_capture_args &args)
+{
+    *args.scale_inv = __fdiv_rn(1.0f, *args.scale);
+    if (args.amax != NULL)
+        atomicMax(args.amax, *args.own_amax & 0x7fffffffu);
+}
+
+static __global__ void capture_kernel(const __grid_constant__ kernel_capture_args args)
+{
+    capture(args);
+}
+
+int kernel_capture_cuda(const struct kernel_capture_args *args, struct CUstream_st *stream)
+{
+    kernel_geometry geometry;
+
+    geometry.grid = dim3(1);
+    geometry.block = dim3(1);
+    return kernel_launch(capture_kernel, geometry, *args, stream);
+}
 
 /* ---- transpose ---------------------------------------------------------------------------- */
 
+#define TRANSPOSE_COLS 64
+#define TRANSPOSE_UNITS (TRANSPOSE_COLS / UNIT)
+#define TRANSPOSE_ROWS fp8pipe_cuda::detail::TILE_HEIGHT
+
+static_assert(TRANSPOSE_ROWS * TRANSPOSE_COLS == BLOCK_THREADS * UNIT * UNIT_ROWS,
+              "a tile is one block's");
+
+/* Thread t has the unit t % 8 of the 4 rows from 4 * (t / 8) on. */
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     transpose_kernel(const __grid_constant__ kernel_transpose_args args)
 {
-    __shared__ transposed_tile tile;
-    const int64_t tile_col = (int64_t)blockIdx.x * TILE_COLS;
-    const int64_t col = tile_col + threadIdx.x % TILE_UNITS * UNIT;
-    int64_t tile_row = (int64_t)blockIdx.y * TILE_ROWS;
+    __shared__ fp8pipe_cuda::detail::transposed_tile<TRANSPOSE_COLS> tile;
+    const int64_t tile_col = (int64_t)blockIdx.x * TRANSPOSE_COLS;
+    const int unit_col = threadIdx.x % TRANSPOSE_UNITS * UNIT;
+    const int group = threadIdx.x / TRANSPOSE_UNITS;
+    int64_t tile_row = (int64_t)blockIdx.y * TRANSPOSE_ROWS;
 
-    for (; tile_row < args.out_stride; tile_row += (int64_t)gridDim.y * TILE_ROWS) {
-        const int64_t row = tile_row + threadIdx.x / TILE_UNITS * UNIT_ROWS;
+    if (args.capture.scale_inv != NULL && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        capture(args.capture);
+    for (; tile_row < args.out_stride; tile_row += (int64_t)gridDim.y * TRANSPOSE_ROWS) {
+        const int64_t row = tile_row + group * UNIT_ROWS;
+        const int64_t col = tile_col + unit_col;
         uint2 codes[UNIT_ROWS];
 
 #pragma unroll
@@ -34,15 +69,17 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
             if (row + i < args.rows && col < args.cols)
                 codes[i] = *(const uint2 *)(args.in + (row + i) * args.in_stride + col);
         }
-        transposed_put(tile, codes);
+        tile.put(unit_col, group, codes);
         __syncthreads();
-        transposed_write(tile, args.out, args.out_stride, tile_row, tile_col, args.cols);
+        tile.write<BLOCK_THREADS, false>(args.out, args.out_stride, tile_row, tile_col, args.cols);
         __syncthreads();
     }
 }
 
 int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstream_st *stream)
 {
+    kernel_geometry geometry;
+
     if (args->rows < 0 || args->cols < 0 || args->in_stride < args->cols ||
         args->out_stride < args->rows || args->in_stride % KERNEL_FP8_PAD != 0 ||
         args->out_stride % KERNEL_FP8_PAD != 0 || (uintptr_t)args->in % 16 != 0 ||
@@ -50,60 +87,13 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
         return (int)cudaErrorInvalidValue;
     if (args->rows == 0 || args->cols == 0)
         return 0;
-    return kernel_launch(transpose_kernel, kernel_tiles(args->out_stride, args->cols), *args,
-                         stream);
-}
-
-/* ---- partials ----------------------------------------------------------------------------- */
-
-template <int DTYPE, bool ALIGNED>
-static __global__ void __launch_bounds__(BLOCK_THREADS)
-    partials_kernel(const __grid_constant__ kernel_partials_args args)
-{
-    __shared__ sums_tile sums;
-    const int64_t tile_col = (int64_t)blockIdx.x * TILE_COLS;
-    const int64_t col = tile_col + threadIdx.x % TILE_UNITS * UNIT;
-    int64_t tile_row = (int64_t)blockIdx.y * TILE_ROWS;
-
-    for (; tile_row < args.x.rows; tile_row += (int64_t)gridDim.y * TILE_ROWS) {
-        unit<DTYPE> u[UNIT_ROWS];
-
-        units_load<DTYPE, ALIGNED>(u, args.x, tile_row + threadIdx.x / TILE_UNITS * UNIT_ROWS, 1,
-                                   col);
-        sums_put<DTYPE>(sums, u);
-        __syncthreads();
-        sums_write(sums, args.partials, args.x, tile_row, tile_col);
-        __syncthreads();
-    }
-}
-
-template <int DTYPE>
-static int partials_launch(const kernel_partials_args &args, cudaStream_t stream)
-{
-    const kernel_geometry geometry = kernel_tiles(args.x.rows, args.x.cols);
-
-    if (kernel_rows_aligned(&args.x))
-        return kernel_launch(partials_kernel<DTYPE, true>, geometry, args, stream);
-    return kernel_launch(partials_kernel<DTYPE, false>, geometry, args, stream);
-}
-
-int kernel_partials_cuda(const struct kernel_partials_args *args, struct CUstream_st *stream)
-{
-    const struct fp8pipe_matrix *x = &args->x;
-
-    if (x->rows < 0 || x->cols < 0 || x->stride < x->cols)
-        return (int)cudaErrorInvalidValue;
-    if (x->rows == 0 || x->cols == 0)
-        return 0;
-    switch (x->dtype) {
-    case FP8PIPE_FP32:
-        return partials_launch<FP8PIPE_FP32>(*args, stream);
-    case FP8PIPE_BF16:
-        return partials_launch<FP8PIPE_BF16>(*args, stream);
-    case FP8PIPE_FP16:
-        return partials_launch<FP8PIPE_FP16>(*args, stream);
-    }
-    return (int)cudaErrorInvalidValue;
+    const int64_t down = kernel_divide_up(args->out_stride, TRANSPOSE_ROWS);
+    geometry.grid = dim3((unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
+                         (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX
+                                        ? down
+                                        : fp8pipe_cuda::detail::GRID_MAX));
+    geometry.block = dim3(BLOCK_THREADS);
+    return kernel_launch(transpose_kernel, geometry, *args, stream);
 }
 
 /* ---- column_sums -------------------------------------------------------------------------- */
@@ -175,6 +165,7 @@ struct store_launch_args {
     kernel_store_args args;
     bool to_aligned;
     bool from_aligned;
+    bool residual_aligned;
 };
 
 static __device__ __forceinline__ float vector_value(const fp8pipe_vector &v, int64_t i)
@@ -234,7 +225,24 @@ static __device__ __forceinline__ unit<DTYPE> matrix_load(const fp8pipe_matrix &
     return unit_load_some<DTYPE>(p, m.cols - col);
 }
 
-/* to and from may be one matrix: each thread reads its unit before it writes it. */
+static __device__ __forceinline__ void values_activate(float values[UNIT], int activation)
+{
+    if (activation == FP8PIPE_ACTIVATION_GELU_TANH) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_gelu_tanh(values[i]);
+    } else if (activation == FP8PIPE_ACTIVATION_GELU_ERF) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_gelu_erf(values[i]);
+    } else if (activation == FP8PIPE_ACTIVATION_SILU) {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            values[i] = activation_silu(values[i]);
+    }
+}
+
+/* to, from and residual may be one matrix: each thread reads its unit before it writes it. */
 template <int TO, int FROM>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     store_kernel(const __grid_constant__ store_launch_args launch)
@@ -276,6 +284,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 #pragma unroll
                 for (int i = 0; i < UNIT; i++)
                     values[i] = __fadd_rn(values[i], bias[i]);
+            values_activate(values, args.activation);
+            if (args.residual.data != NULL) {
+                unit<TO> u = matrix_load<TO>(args.residual, row, col, launch.residual_aligned);
+#pragma unroll
+                for (int i = 0; i < UNIT; i++)
+                    values[i] = __fadd_rn(values[i], unit_value(u, i));
+            }
             values_store<TO>(matrix_unit<TO>(args.to, row, col), values, args.to.cols - col,
                              launch.to_aligned);
         }
@@ -304,13 +319,18 @@ int kernel_store_cuda(const struct kernel_store_args *args, struct CUstream_st *
         (args->from.data != NULL &&
          (args->from.rows != args->to.rows || args->from.cols != args->to.cols ||
           args->from.stride < args->from.cols)) ||
-        (args->bias.data != NULL && args->bias.count != args->to.cols))
+        (args->bias.data != NULL && args->bias.count != args->to.cols) ||
+        (args->residual.data != NULL &&
+         (args->residual.rows != args->to.rows || args->residual.cols != args->to.cols ||
+          args->residual.stride < args->to.cols || args->residual.dtype != args->to.dtype)) ||
+        (unsigned)args->activation > FP8PIPE_ACTIVATION_SILU)
         return (int)cudaErrorInvalidValue;
     if (args->to.rows == 0 || args->to.cols == 0)
         return 0;
     launch.args = *args;
     launch.to_aligned = kernel_rows_aligned(&args->to);
     launch.from_aligned = kernel_rows_aligned(&args->from);
+    launch.residual_aligned = kernel_rows_aligned(&args->residual);
     switch (args->to.dtype) {
     case FP8PIPE_FP32:
         return store_launch<FP8PIPE_FP32>(launch, stream);

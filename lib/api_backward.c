@@ -1,4 +1,5 @@
 /* Public entry points of a linear's dgrad and wgrad. */
+#include "epilogue_draft.h"
 #include "layer_draft.h"
 
 /* ---- dgrad --------------------------------------------------------------------------------- */
@@ -22,7 +23,7 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
                            (void *)op->saved);
     }
     dgrad->version = op->saved != NULL ? op->saved->version : linear->current;
-    status = check_apart("dx", &op->dx, "weight", &dgrad->version->weight);
+    status = layer_apart(draft, "dx", &op->dx, dgrad->version);
     if (status == FP8PIPE_OK) {
         status = layer_bind_version(draft, dgrad->version);
     }
@@ -90,6 +91,9 @@ static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
     if (status == FP8PIPE_OK) {
         status = check_sums_apart("bias_grad", &op->bias_grad, "dx", &op->dx);
     }
+    if (status == FP8PIPE_OK && check_given(&op->residual)) {
+        status = epilogue_check_residual("residual", &op->residual, "dx", &op->dx);
+    }
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -119,28 +123,22 @@ enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
                                          const struct fp8pipe_dgrad_op *op, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_dgrad_op defaults = FP8PIPE_DGRAD_OP_INIT;
+    static const struct layer_kind kind = {OP_DGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+                                           offsetof(struct op_dgrad, residual), &defaults,
+                                           sizeof(defaults)};
     static const struct draft_calls calls = {bind_dgrad, commit_dgrad};
     struct layer_draft layer = {.linear = linear};
     struct fp8pipe_dgrad_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status = layer_check(linear);
+    struct op_dgrad *dgrad = &draft.entry.op.u.dgrad;
+    enum fp8pipe_status status = layer_begin(&draft, linear, &kind, op, &room, &given);
 
-    if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
     layer.op.dgrad = op = given;
-    status = draft_begin(&draft, linear->object.pipe, &op->submit, OP_DGRAD,
-                         sizeof(struct op_dgrad), FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_dgrad(linear, op);
-    }
-    if (status == FP8PIPE_OK) {
-        status = layer_object(&draft, linear);
-    }
+    status = check_dgrad(linear, op);
     if (status == FP8PIPE_OK) {
         status = layer_tensor(&draft, "dy_tensor", op->dy_tensor);
     }
@@ -160,13 +158,17 @@ enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
         filling_shape(layer.kept, op->dy.rows, op->dy.cols,
                       linear->scaling->formats[linear->slot_dy], false, true);
     }
-    draft.entry.op.u.dgrad = (struct op_dgrad){
-        .linear = linear,
-        .dy = op->dy,
-        .dx = op->dx,
-        .kept = layer.kept,
-        .sums = op->bias_grad.data,
-    };
+    dgrad->linear = linear;
+    dgrad->dy = op->dy;
+    dgrad->dy_filling = NULL;
+    dgrad->dx = op->dx;
+    dgrad->kept = layer.kept;
+    dgrad->sums = op->bias_grad.data;
+    if (op->residual.data != NULL) {
+        dgrad->residual = op->residual;
+        draft.entry.op.flags |= (uint8_t)OP_EPILOGUE;
+        draft_payload(&draft, sizeof(*dgrad));
+    }
     draft.entry.op.flags |= (uint8_t)(layer_fast(op->accumulation, false) |
                                       (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
     status = draft_submit(&draft, &calls, &layer, ticket);
@@ -187,7 +189,7 @@ static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
     enum fp8pipe_status status = FP8PIPE_OK;
     int64_t rows = op->dy_tensor != NULL ? -1 : op->dy.rows;
 
-    status = check_apart("dw", &op->dw, "weight", &linear->current->weight);
+    status = layer_apart(draft, "dw", &op->dw, linear->current);
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -307,28 +309,20 @@ enum fp8pipe_status fp8pipe_linear_wgrad(struct fp8pipe_linear *linear,
                                          const struct fp8pipe_wgrad_op *op, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_wgrad_op defaults = FP8PIPE_WGRAD_OP_INIT;
+    static const struct layer_kind kind = {OP_WGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+                                           sizeof(struct op_wgrad), &defaults, sizeof(defaults)};
     static const struct draft_calls calls = {bind_wgrad, commit_wgrad};
     struct layer_draft layer = {.linear = linear};
     struct fp8pipe_wgrad_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status = layer_check(linear);
+    enum fp8pipe_status status = layer_begin(&draft, linear, &kind, op, &room, &given);
 
-    if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
     layer.op.wgrad = op = given;
-    status = draft_begin(&draft, linear->object.pipe, &op->submit, OP_WGRAD,
-                         sizeof(struct op_wgrad), FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_wgrad(linear, op);
-    }
-    if (status == FP8PIPE_OK) {
-        status = layer_object(&draft, linear);
-    }
+    status = check_wgrad(linear, op);
     if (status == FP8PIPE_OK) {
         status = layer_tensor(&draft, "dy_tensor", op->dy_tensor);
     }

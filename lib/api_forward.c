@@ -1,7 +1,28 @@
-/* Public entry point of a linear's forward. */
+/* Public entry points of a linear's forward, and of the quantize of its weight before it. */
 #include <ck_pr.h>
 
+#include "epilogue_draft.h"
 #include "layer_draft.h"
+
+/* ---- Forward ------------------------------------------------------------------------------- */
+
+/* Y's shape is known from here on. */
+static enum fp8pipe_status bind_epilogue(struct draft *draft, const struct layer_draft *layer)
+{
+    const struct fp8pipe_forward_op *op = layer->op.forward;
+    struct op_forward *forward = &draft->entry.op.u.forward;
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    if (forward->x_filling != NULL) {
+        forward->y.rows = forward->x_filling->rows;
+    }
+    if (op->epilogue.pre.data != NULL) {
+        status = layer_apart(draft, "epilogue.pre", &op->epilogue.pre, layer->linear->current);
+    }
+    return status != FP8PIPE_OK ? status
+                                : epilogue_bind(draft, &op->epilogue, &forward->epilogue,
+                                                forward->y.rows, forward->y.cols);
+}
 
 static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
 {
@@ -11,16 +32,17 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
     struct op_forward *forward = &draft->entry.op.u.forward;
     enum fp8pipe_status status;
 
-    status = check_apart("y", &op->y, "weight", &linear->current->weight);
+    status = layer_apart(draft, "y", &op->y, linear->current);
     if (status != FP8PIPE_OK) {
         return status;
     }
     forward->version = linear->current;
     status = layer_bind_version(draft, linear->current);
     if (status == FP8PIPE_OK && op->x_tensor != NULL) {
-        status = layer_bind_shared(draft, "x_tensor", op->x_tensor, op->y.rows, linear->in_features,
-                                   linear->scaling->formats[linear->slot_x], true,
-                                   op->keep == FP8PIPE_KEEP_ALL, &forward->x_filling);
+        status = layer_bind_shared(draft, "x_tensor", op->x_tensor,
+                                   op->epilogue.tensor != NULL ? -1 : op->y.rows,
+                                   linear->in_features, linear->scaling->formats[linear->slot_x],
+                                   true, op->keep == FP8PIPE_KEEP_ALL, &forward->x_filling);
         if (draft->last_use) {
             tensor_may_end(draft, op->x_tensor);
         }
@@ -29,6 +51,12 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
         return status;
     }
     layer_bind(draft, linear);
+    if ((draft->entry.op.flags & OP_EPILOGUE) != 0) {
+        status = bind_epilogue(draft, layer);
+        if (status != FP8PIPE_OK) {
+            return status;
+        }
+    }
     if (op->saved != NULL) {
         tensor_may_end(draft, op->saved);
     }
@@ -66,13 +94,20 @@ static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket
     if (draft->last_use && op->x_tensor != NULL) {
         tensor_let_go(draft, op->x_tensor);
     }
+    if ((draft->entry.op.flags & OP_EPILOGUE) != 0) {
+        epilogue_commit(draft, &op->epilogue, &draft->entry.op.u.forward.epilogue, ticket);
+    }
 }
 
 static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
                                          const struct fp8pipe_forward_op *op)
 {
-    enum fp8pipe_status status = check_matrix_shape("y", &op->y, -1, linear->out_features);
+    int64_t rows = op->epilogue.tensor != NULL ? -1 : op->y.rows;
+    enum fp8pipe_status status = FP8PIPE_OK;
 
+    if (op->epilogue.tensor == NULL) {
+        status = check_matrix_shape("y", &op->y, -1, linear->out_features);
+    }
     if (status == FP8PIPE_OK) {
         status = check_enum("keep", (int)op->keep, FP8PIPE_KEEP_ALL);
     }
@@ -95,11 +130,54 @@ static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
                    ? FP8PIPE_OK
                    : status_fail(FP8PIPE_EINVAL, "x.data = %p: X is x_tensor", op->x.data);
     }
-    status = check_matrix_shape("x", &op->x, op->y.rows, linear->in_features);
+    status = check_matrix_shape("x", &op->x, rows, linear->in_features);
     if (status == FP8PIPE_OK) {
         status = layer_dtype("x", &op->x, linear);
     }
     return status != FP8PIPE_OK ? status : check_apart("y", &op->y, "x", &op->x);
+}
+
+/* Checks a given epilogue and writes it into the payload, which has Y and X. */
+static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct layer_draft *layer)
+{
+    const struct fp8pipe_forward_op *op = layer->op.forward;
+    struct op_forward *forward = &draft->entry.op.u.forward;
+    struct epilogue_shape shape = {
+        .d_field = "y",
+        .d = &op->y,
+        .rows = op->x_tensor == NULL          ? op->x.rows
+                : op->epilogue.tensor == NULL ? op->y.rows
+                                              : -1,
+        .cols = layer->linear->out_features,
+        .in = {{"x", &op->x}, {NULL, NULL}},
+    };
+    enum fp8pipe_status status = epilogue_check(draft, &op->epilogue, &shape);
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (op->epilogue.tensor != NULL) {
+        forward->y.rows = op->x.rows;
+        forward->y.cols = shape.cols;
+    }
+    draft_payload(draft, sizeof(*forward));
+    draft->entry.op.flags |= (uint8_t)OP_EPILOGUE;
+    return epilogue_fill(draft, &op->epilogue, &forward->epilogue);
+}
+
+/* Fillings that were made for a refused submit. */
+static void undo_forward(struct draft *draft, const struct layer_draft *layer)
+{
+    struct filling *filling = (draft->entry.op.flags & OP_EPILOGUE) != 0
+                                  ? draft->entry.op.u.forward.epilogue.out.filling
+                                  : NULL;
+
+    if (filling != NULL) {
+        filling_put(filling);
+    }
+    if (layer->kept != NULL) {
+        filling_put(layer->kept);
+    }
 }
 
 enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
@@ -107,56 +185,123 @@ enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
                                            fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_forward_op defaults = FP8PIPE_FORWARD_OP_INIT;
+    static const struct layer_kind kind = {OP_FORWARD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+                                           offsetof(struct op_forward, epilogue), &defaults,
+                                           sizeof(defaults)};
     static const struct draft_calls calls = {bind_forward, commit_forward};
     struct layer_draft layer = {.linear = linear};
     struct fp8pipe_forward_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status = layer_check(linear);
+    struct op_forward *forward = &draft.entry.op.u.forward;
+    enum fp8pipe_status status = layer_begin(&draft, linear, &kind, op, &room, &given);
 
-    if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
     layer.op.forward = op = given;
-    status = draft_begin(&draft, linear->object.pipe, &op->submit, OP_FORWARD,
-                         sizeof(struct op_forward), FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_forward(linear, op);
-    }
-    if (status == FP8PIPE_OK) {
-        status = layer_object(&draft, linear);
-    }
+    status = check_forward(linear, op);
     if (status == FP8PIPE_OK) {
         status = layer_tensor(&draft, "x_tensor", op->x_tensor);
     }
     if (status == FP8PIPE_OK) {
         status = layer_tensor(&draft, "saved", op->saved);
     }
-    if (status == FP8PIPE_OK && linear->scaling != NULL && op->keep == FP8PIPE_KEEP_ALL &&
-        op->x_tensor == NULL) {
-        status = draft_filling(&draft, &layer.kept);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
-    if (layer.kept != NULL) {
-        filling_shape(layer.kept, op->x.rows, op->x.cols, linear->scaling->formats[linear->slot_x],
-                      false, true);
-    }
-    draft.entry.op.u.forward = (struct op_forward){
-        .linear = linear,
-        .x = op->x,
-        .y = op->y,
-        .kept = layer.kept,
-    };
+    forward->linear = linear;
+    forward->x = op->x;
+    forward->x_filling = NULL;
+    forward->y = op->y;
     draft.entry.op.flags |= (uint8_t)(layer_fast(op->accumulation, true) |
                                       (op->keep != FP8PIPE_KEEP_NOTHING ? OP_KEEPS : 0u));
-    status = draft_submit(&draft, &calls, &layer, ticket);
-    if (status != FP8PIPE_OK && layer.kept != NULL) {
-        filling_put(layer.kept);
+    if (epilogue_given(&op->epilogue)) {
+        status = draft_epilogue(&draft, &layer);
+        if (status != FP8PIPE_OK) {
+            return status;
+        }
+    }
+    if (linear->scaling != NULL && op->keep == FP8PIPE_KEEP_ALL && op->x_tensor == NULL) {
+        status = draft_filling(&draft, &layer.kept);
+        if (status == FP8PIPE_OK) {
+            filling_shape(layer.kept, op->x.rows, op->x.cols,
+                          linear->scaling->formats[linear->slot_x], false, true);
+        }
+    }
+    forward->kept = layer.kept;
+    if (status == FP8PIPE_OK) {
+        status = draft_submit(&draft, &calls, &layer, ticket);
+    }
+    if (status != FP8PIPE_OK) {
+        undo_forward(&draft, &layer);
     }
     return status;
+}
+
+/* ---- Prepare ------------------------------------------------------------------------------- */
+
+static enum fp8pipe_status bind_prepare(struct draft *draft, void *arg)
+{
+    const struct layer_draft *layer = arg;
+    struct version *version = layer->linear->current;
+    enum fp8pipe_status status = layer_bind_version(draft, version);
+
+    draft->entry.op.u.prepare.version = version;
+    layer_bind(draft, layer->linear);
+    return status;
+}
+
+static void commit_prepare(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct layer_draft *layer = arg;
+
+    layer_commit(draft, layer->linear, ticket);
+    layer_prepared(draft, layer->linear->current, ticket);
+}
+
+static enum fp8pipe_status check_prepare(const struct fp8pipe_linear *linear,
+                                         const struct fp8pipe_prepare_op *op)
+{
+    if (linear->scaling == NULL) {
+        return status_fail(FP8PIPE_EINVAL,
+                           "linear = %p: it is unquantized, its weight is used as "
+                           "it is",
+                           (const void *)linear);
+    }
+    if (op->copies != FP8PIPE_ROWWISE && op->copies != (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)) {
+        return status_fail(FP8PIPE_EINVAL, "copies = %#x: it is ROWWISE, or TRANSPOSED as well",
+                           op->copies);
+    }
+    return op->reserved == 0 ? FP8PIPE_OK
+                             : status_fail(FP8PIPE_EINVAL, "reserved = %u: it is 0", op->reserved);
+}
+
+enum fp8pipe_status fp8pipe_linear_prepare(struct fp8pipe_linear *linear,
+                                           const struct fp8pipe_prepare_op *op,
+                                           fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_prepare_op defaults = FP8PIPE_PREPARE_OP_INIT;
+    static const struct layer_kind kind = {OP_PREPARE, 0, sizeof(struct op_prepare), &defaults,
+                                           sizeof(defaults)};
+    static const struct draft_calls calls = {bind_prepare, commit_prepare};
+    struct layer_draft layer = {.linear = linear};
+    struct fp8pipe_prepare_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = layer_begin(&draft, linear, &kind, op, &room, &given);
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    op = given;
+    status = check_prepare(linear, op);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.prepare = (struct op_prepare){
+        .linear = linear,
+        .transposed = (op->copies & FP8PIPE_TRANSPOSED) != 0,
+    };
+    return draft_submit(&draft, &calls, &layer, ticket);
 }

@@ -32,6 +32,12 @@ static enum fp8pipe_status check_options(const struct fp8pipe_scaling_options *o
     if (status == FP8PIPE_OK) {
         status = check_enum("source", (int)options->source, FP8PIPE_SCALE_DELAYED);
     }
+    if (status == FP8PIPE_OK) {
+        status = check_flag("count_extremes", options->count_extremes);
+    }
+    if (status == FP8PIPE_OK && options->reserved != 0) {
+        status = status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", options->reserved);
+    }
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -62,13 +68,13 @@ static enum fp8pipe_status init_state(struct fp8pipe_scaling *scaling, float ini
     unsigned char *image;
     void *data;
 
-    scaling_layout(&device, NULL, scaling->slots, scaling->history);
+    scaling_layout(&device, NULL, scaling);
     image = calloc(1, device.bytes);
     if (image == NULL) {
         return status_fail(FP8PIPE_ENOMEM, "slots = %u, history = %u: %zu bytes are not to be had",
                            scaling->slots, scaling->history, device.bytes);
     }
-    scaling_layout(&host, image, scaling->slots, scaling->history);
+    scaling_layout(&host, image, scaling);
     for (uint32_t i = 0; i < scaling->slots; i++) {
         host.numerator[i] = scaling_numerator(scaling->formats[i], scaling->margin);
         host.scale[i] = initial_scale > 0.0f ? initial_scale : 1.0f;
@@ -76,7 +82,7 @@ static enum fp8pipe_status init_state(struct fp8pipe_scaling *scaling, float ini
     }
     status = backend->ops->alloc(backend, NULL, device.bytes, &data);
     if (status == FP8PIPE_OK) {
-        scaling_layout(&scaling->state, data, scaling->slots, scaling->history);
+        scaling_layout(&scaling->state, data, scaling);
         status = backend->ops->memory_copy(backend, data, image, device.bytes);
         if (status != FP8PIPE_OK) {
             backend->ops->free(backend, NULL, data, device.bytes);
@@ -136,6 +142,7 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
     scaling->recipe = options->recipe;
     scaling->algorithm = options->amax;
     scaling->margin = options->margin;
+    scaling->count_extremes = options->count_extremes != 0;
     for (uint32_t i = 0; i < scaling->slots; i++) {
         uint32_t role = options->roles != NULL ? options->roles[i] : i % 3;
 
@@ -143,6 +150,7 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
         scaling->seen[i] = options->initial_scale > 0.0f;
     }
     scaling->all_seen = options->initial_scale > 0.0f;
+    scaling->scaled = options->initial_scale > 0.0f;
     status = backend->ops->pinned_alloc(backend, scaling->slots * sizeof(*scaling->shadow),
                                         (void **)&scaling->shadow);
     if (status != FP8PIPE_OK) {
@@ -253,12 +261,17 @@ static enum fp8pipe_status bind_writer(struct draft *draft, void *arg)
 
 static void commit_writer(struct draft *draft, void *arg, fp8pipe_ticket ticket)
 {
-    draft_wrote_scaling(draft, arg, ticket);
+    struct fp8pipe_scaling *scaling = arg;
+    uint8_t kind = draft->entry.op.kind;
+
+    draft_wrote_scaling(draft, scaling, ticket);
+    scaling->scaled = scaling->scaled || kind == OP_UPDATE || kind == OP_STATE_WRITE;
 }
 
 static enum fp8pipe_status submit_writer(struct fp8pipe_scaling *scaling,
                                          const struct fp8pipe_submit *submit, enum op_kind kind,
-                                         void *image, fp8pipe_ticket *ticket)
+                                         void *image, const int32_t *skip_if,
+                                         fp8pipe_ticket *ticket)
 {
     static const struct draft_calls calls = {bind_writer, commit_writer};
     struct draft draft;
@@ -271,7 +284,7 @@ static enum fp8pipe_status submit_writer(struct fp8pipe_scaling *scaling,
     if (status != FP8PIPE_OK) {
         return status;
     }
-    draft.entry.op.u.scaling = (struct op_scaling){scaling, image};
+    draft.entry.op.u.scaling = (struct op_scaling){scaling, image, skip_if};
     return draft_submit(&draft, &calls, scaling, ticket);
 }
 
@@ -292,7 +305,15 @@ static enum fp8pipe_status submit_op(struct fp8pipe_scaling *scaling,
         return status;
     }
     op = given;
-    return submit_writer(scaling, &op->submit, kind, NULL, ticket);
+    if (op->skip_if != NULL && kind != OP_UPDATE) {
+        return status_fail(FP8PIPE_EINVAL, "skip_if = %p: only an update takes it",
+                           (const void *)op->skip_if);
+    }
+    if ((uintptr_t)op->skip_if % sizeof(*op->skip_if) != 0) {
+        return status_fail(FP8PIPE_EINVAL, "skip_if = %p: it is aligned to its 4 bytes",
+                           (const void *)op->skip_if);
+    }
+    return submit_writer(scaling, &op->submit, kind, NULL, op->skip_if, ticket);
 }
 
 enum fp8pipe_status fp8pipe_scaling_update(struct fp8pipe_scaling *scaling,
@@ -309,7 +330,12 @@ enum fp8pipe_status fp8pipe_scaling_skip(struct fp8pipe_scaling *scaling,
     return submit_op(scaling, op, OP_SKIP, ticket);
 }
 
-/* ---- Reading and writing the whole state, blocking ------------------------------------------ */
+/* ---- Reading and writing the state, blocking ------------------------------------------------ */
+
+struct slot_read {
+    uint32_t slot;
+    struct fp8pipe_slot_state *state;
+};
 
 /* What a blocking call does with the pinned image, before (load) or after (save) it is moved. */
 typedef enum fp8pipe_status image_fn(struct fp8pipe_scaling *scaling, void *image, void *arg);
@@ -334,19 +360,24 @@ static enum fp8pipe_status move_image(struct fp8pipe_scaling *scaling, enum op_k
     backend = pipe->crew->backend;
     pthread_mutex_lock(&scaling->image_lock);
     backend->ops->enter(backend, &scope);
-    status = backend->ops->pinned_alloc(backend, scaling->state.moving_bytes, &image);
+    status = backend->ops->pinned_alloc(
+        backend, kind == OP_SLOT_READ ? sizeof(struct scaling_slot) : scaling->state.image_bytes,
+        &image);
     if (status != FP8PIPE_OK) {
         goto unlock;
     }
     if (kind == OP_STATE_WRITE) {
         status = fn(scaling, image, arg);
+    } else if (kind == OP_SLOT_READ) {
+        *(struct scaling_slot *)image =
+            (struct scaling_slot){.slot = ((const struct slot_read *)arg)->slot};
     }
     if (status == FP8PIPE_OK) {
-        status = submit_writer(scaling, &submit, kind, image, &ticket);
+        status = submit_writer(scaling, &submit, kind, image, NULL, &ticket);
     }
     if (status == FP8PIPE_OK) {
         status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
-        if (status == FP8PIPE_OK && kind == OP_STATE_READ) {
+        if (status == FP8PIPE_OK && kind != OP_STATE_WRITE) {
             status = fn(scaling, image, arg);
         }
         /* On a failed device the copy may still come: the image is left to it. */
@@ -364,23 +395,19 @@ unlock:
     return status;
 }
 
-struct slot_read {
-    uint32_t slot;
-    struct fp8pipe_slot_state *state;
-};
-
 static enum fp8pipe_status read_slot(struct fp8pipe_scaling *scaling, void *image, void *arg)
 {
     struct fp8pipe_slot_state filled = FP8PIPE_SLOT_STATE_INIT;
     const struct slot_read *read = arg;
-    struct scaling_state state;
+    const struct scaling_slot *slot = image;
 
-    scaling_layout(&state, image, scaling->slots, scaling->history);
     filled.format = scaling->formats[read->slot];
-    filled.has_scale = state.has_scale[read->slot];
-    filled.scale = filled.has_scale ? state.scale[read->slot] : 1.0f;
-    memcpy(&filled.amax, &state.amax[read->slot], sizeof(filled.amax));
-    filled.nonfinite = state.nonfinite[read->slot];
+    filled.has_scale = slot->has_scale;
+    filled.scale = filled.has_scale ? slot->scale : 1.0f;
+    memcpy(&filled.amax, &slot->amax, sizeof(filled.amax));
+    filled.nonfinite = slot->nonfinite;
+    filled.saturated = slot->extremes[0];
+    filled.flushed = slot->extremes[1];
     options_write(read->state, &filled, sizeof(filled));
     return FP8PIPE_OK;
 }
@@ -401,7 +428,7 @@ enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling, ui
     if (slot >= scaling->slots) {
         return status_fail(FP8PIPE_EINVAL, "slot = %u: there are %u", slot, scaling->slots);
     }
-    return move_image(scaling, OP_STATE_READ, read_slot, &read);
+    return move_image(scaling, OP_SLOT_READ, read_slot, &read);
 }
 
 enum fp8pipe_status fp8pipe_scaling_nonfinite_get(struct fp8pipe_scaling *scaling,

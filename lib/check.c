@@ -141,3 +141,14 @@ enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe
 
     return sums->data == NULL ? FP8PIPE_OK : check_apart(out_field, &row, field, matrix);
 }
+
+enum fp8pipe_status check_arg(const void *arg, size_t bytes)
+{
+    if (bytes > FP8PIPE_ARG_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "arg_bytes = %zu: it is at most %d", bytes,
+                           FP8PIPE_ARG_MAX);
+    }
+    return bytes == 0 || arg != NULL
+               ? FP8PIPE_OK
+               : status_fail(FP8PIPE_EINVAL, "arg = NULL: %zu bytes of it are to be copied", bytes);
+}

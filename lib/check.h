@@ -77,20 +77,26 @@ static inline uintptr_t check_matrix_bound(const struct fp8pipe_matrix *matrix)
            (uintptr_t)(matrix->rows * matrix->stride * check_element_bytes(matrix->dtype));
 }
 
+/* Whether the memory of two matrices may meet: for most it is far apart. */
+static inline bool check_may_meet(const struct fp8pipe_matrix *a, const struct fp8pipe_matrix *b)
+{
+    return (uintptr_t)a->data < check_matrix_bound(b) && (uintptr_t)b->data < check_matrix_bound(a);
+}
+
 /* That an output does not overlap an input. Both are checked already. */
 static inline enum fp8pipe_status check_apart(const char *out_field,
                                               const struct fp8pipe_matrix *out,
                                               const char *in_field, const struct fp8pipe_matrix *in)
 {
-    return (uintptr_t)out->data >= check_matrix_bound(in) ||
-                   (uintptr_t)in->data >= check_matrix_bound(out)
-               ? FP8PIPE_OK
-               : check_apart_close(out_field, out, in_field, in);
+    return check_may_meet(out, in) ? check_apart_close(out_field, out, in_field, in) : FP8PIPE_OK;
 }
 
 /* The same for sums, which may be absent. */
 enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
                                      const char *field, const struct fp8pipe_matrix *matrix);
+
+/* The argument of a function of the caller's, of which `bytes` are copied. */
+enum fp8pipe_status check_arg(const void *arg, size_t bytes);
 
 enum fp8pipe_status check_enum_refuse(const char *field, int value, int last);
 

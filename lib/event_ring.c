@@ -3,7 +3,7 @@
 #include <ck_pr.h>
 #include <stdlib.h>
 
-/* How long a launcher sleeps between looks at a stream that runs a whole ring behind. */
+/* How long a launcher sleeps between looks at a stream that it cannot go on without. */
 #define EVENT_RING_NAP_NS 50000
 
 enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *backend,
@@ -14,6 +14,7 @@ enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *bac
     ring->fault = fault;
     ring->mask = slots - 1;
     ring->done_ops = 0;
+    ring->wanted = EVENT_RING_NOBODY;
     ring->events = calloc(slots, sizeof(*ring->events));
     ring->slots = calloc(slots, sizeof(*ring->slots));
     if (ring->events == NULL || ring->slots == NULL) {
@@ -51,18 +52,31 @@ void event_ring_free(struct event_ring *ring)
     pthread_mutex_destroy(&ring->reap);
 }
 
+/* Until all before `end` is done. */
+static enum fp8pipe_status wait_done(struct event_ring *ring, uint64_t end)
+{
+    while (port_done(ring->port) < end) {
+        event_ring_reap(ring);
+        if (fault_status(ring->fault) != FP8PIPE_OK) {
+            return fault_refuse(ring->fault);
+        }
+        if (port_done(ring->port) < end) {
+            ec_nap(&ring->port->finished, ec_deadline_ns(EVENT_RING_NAP_NS));
+        }
+    }
+    return FP8PIPE_OK;
+}
+
 enum fp8pipe_status event_ring_prepare(struct event_ring *ring, uint64_t position, uint32_t slots)
 {
     struct backend *backend = ring->backend;
     struct backend_event **event = &ring->events[position & ring->mask];
 
-    while (port_done(ring->port) + ring->mask < position) {
-        event_ring_reap(ring);
-        if (fault_status(ring->fault) != FP8PIPE_OK) {
-            return fault_refuse(ring->fault);
-        }
-        if (port_done(ring->port) + ring->mask < position) {
-            ec_nap(&ring->port->finished, ec_deadline_ns(EVENT_RING_NAP_NS));
+    if (position > ring->mask) {
+        enum fp8pipe_status status = wait_done(ring, position - ring->mask);
+
+        if (status != FP8PIPE_OK) {
+            return status;
         }
     }
     ring->slots[position & ring->mask] = (uint8_t)slots;
@@ -89,6 +103,11 @@ enum fp8pipe_status event_ring_wait(struct event_ring *ring, uint64_t position,
     return ring->backend->ops->stream_wait(ring->backend, stream, event_of(ring, position));
 }
 
+enum fp8pipe_status event_ring_wait_here(struct event_ring *ring, uint64_t position)
+{
+    return wait_done(ring, position + 1);
+}
+
 enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t position,
                                            void *native_stream)
 {
@@ -104,10 +123,12 @@ void event_ring_reap(struct event_ring *ring)
     issued = ring_tail(&ring->port->ring);
     done = ring->port->done;
     while (done < issued && fault_status(ring->fault) == FP8PIPE_OK) {
+        int64_t look_ns = ring->timed ? ec_now_ns() : 0;
         bool finished = false;
 
         status = ring->backend->ops->event_query(ring->backend, event_of(ring, done), &finished);
         if (status != FP8PIPE_OK || !finished) {
+            ck_pr_store_64(&ring->busy_ns, (uint64_t)look_ns);
             break;
         }
         done += ring->slots[done & ring->mask];
@@ -120,6 +141,51 @@ void event_ring_reap(struct event_ring *ring)
     if (status != FP8PIPE_OK) {
         fault_raise(ring->fault, status_sentence());
     }
+}
+
+bool event_ring_finished(struct event_ring *ring, uint64_t position, int64_t *busy_ns)
+{
+    bool finished = port_done(ring->port) > position;
+
+    /* An error is the reap's to find. */
+    if (!finished && ring->backend->ops->event_query(ring->backend, event_of(ring, position),
+                                                     &finished) != FP8PIPE_OK) {
+        finished = false;
+    }
+    *busy_ns = (int64_t)ck_pr_load_64(&ring->busy_ns);
+    return finished;
+}
+
+void event_ring_want(struct event_ring *ring, uint64_t position)
+{
+    uint64_t wanted = ck_pr_load_64(&ring->wanted);
+
+    while (position < wanted && !ck_pr_cas_64_value(&ring->wanted, wanted, position, &wanted)) {
+    }
+    ck_pr_fence_memory();
+}
+
+bool event_ring_reached(struct event_ring *ring)
+{
+    uint64_t wanted = ck_pr_load_64(&ring->wanted);
+    bool reached = true;
+
+    if (wanted == EVENT_RING_NOBODY || ring_tail(&ring->port->ring) <= wanted) {
+        return false;
+    }
+    /* Under the lock the place of what is not done is not reused. An error is the waiter's to
+     * find. */
+    pthread_mutex_lock(&ring->reap);
+    if (ring->port->done <= wanted &&
+        ring->backend->ops->event_query(ring->backend, event_of(ring, wanted), &reached) !=
+            FP8PIPE_OK) {
+        reached = true;
+    }
+    pthread_mutex_unlock(&ring->reap);
+    if (reached) {
+        ck_pr_cas_64(&ring->wanted, wanted, EVENT_RING_NOBODY);
+    }
+    return reached;
 }
 
 void event_ring_look(struct event_ring *ring, uint64_t position, struct look *look)

@@ -1,86 +1,26 @@
 #include "exec.h"
 
 #include <ck_pr.h>
-#include <stdlib.h>
 
-#include "gemm.h"
+#include "epilogue.h"
+#include "function.h"
 #include "linear.h"
 #include "optimizer.h"
 #include "quantize.h"
 #include "scaling.h"
-#include "thread.h"
+#include "target.h"
 
-struct host_work {
-    struct fault *fault;
-    fp8pipe_work_fn *fn;
-    void *arg;
-};
-
-static void run_host_work(void *arg)
+static enum fp8pipe_status exec_tensor_call(struct issue *issue, const struct op *op)
 {
-    struct host_work *work = arg;
+    const struct op_tensor_call *call = &op->u.tensor_call;
+    struct fp8pipe_quantize_target target;
+    enum fp8pipe_status status =
+        target_begin(issue, &call->out, op->flags, call->rows, call->cols, &target);
 
-    if (fault_status(work->fault) == FP8PIPE_OK) {
-        enum thread_inside before = thread_inside_set(THREAD_FUNCTION);
-
-        work->fn(work->arg);
-        thread_inside_set(before);
+    if (status == FP8PIPE_OK && call->rows > 0 && call->cols > 0) {
+        status = function_tensor_call(issue, op, &target);
     }
-    free(work);
-}
-
-static enum fp8pipe_status enqueue_host_work(struct backend *backend, struct fp8pipe_stream *stream,
-                                             struct fault *fault, fp8pipe_work_fn *fn, void *arg)
-{
-    struct host_work *work = malloc(sizeof(*work));
-    enum fp8pipe_status status;
-
-    if (work == NULL) {
-        return status_fail(FP8PIPE_ENOMEM, "host work: %zu bytes are not to be had", sizeof(*work));
-    }
-    *work = (struct host_work){fault, fn, arg};
-    status = backend->ops->host_call(backend, stream, run_host_work, work);
-    if (status != FP8PIPE_OK) {
-        free(work);
-    }
-    return status;
-}
-
-/* The `call` that the thread is inside of. */
-static _Thread_local const struct issue *call_issue;
-
-enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn, void *arg)
-{
-    if (call_issue == NULL || call_issue->stream != stream) {
-        return status_fail(FP8PIPE_EINVAL, "stream = %p: this thread is not inside a call on it",
-                           (void *)stream);
-    }
-    return enqueue_host_work(call_issue->backend, stream, call_issue->rings[call_issue->lane].fault,
-                             fn, arg);
-}
-
-static enum fp8pipe_status exec_call(struct issue *issue, const struct op_call *call)
-{
-    enum thread_inside before = thread_inside_set(THREAD_FUNCTION);
-    struct backend_scope scope;
-    enum fp8pipe_status status;
-
-    call_issue = issue;
-    /* fn may make another device current. */
-    issue->backend->ops->enter(issue->backend, &scope);
-    status = call->fn(issue->stream, call->arg);
-    issue->backend->ops->leave(issue->backend, &scope);
-    call_issue = NULL;
-    thread_inside_set(before);
-    if (!status_known(status)) {
-        return status_fail(FP8PIPE_ECALL, "the function of a call returned %d, which is no status",
-                           (int)status);
-    }
-    if (status != FP8PIPE_OK) {
-        status_fail(status, "the function of a call returned %s: %s", fp8pipe_status_name(status),
-                    fp8pipe_strerror(status));
-    }
-    return status;
+    return status != FP8PIPE_OK ? status : target_end(issue, &call->out, op->flags, &target);
 }
 
 static enum fp8pipe_status exec_quantize(struct issue *issue, const struct op *op)
@@ -99,6 +39,27 @@ static enum fp8pipe_status exec_quantize(struct issue *issue, const struct op *o
     };
 
     return quantize_run(issue, &request, NULL);
+}
+
+static enum fp8pipe_status exec_activation(struct issue *issue, const struct op *op)
+{
+    const struct op_activation *activation = &op->u.activation;
+    struct kernel_activation_args args = {
+        .x = activation->x,
+        .dy = activation->dy,
+        .result = activation->result,
+        .bias = activation->bias,
+        .activation = (enum fp8pipe_activation)activation->activation,
+        .backward = activation->backward,
+    };
+    enum fp8pipe_status status = target_begin(issue, &activation->out, op->flags, activation->rows,
+                                              activation->cols, &args.target);
+
+    if (status == FP8PIPE_OK && activation->rows > 0 && activation->cols > 0) {
+        status = issue->backend->ops->activation(issue->backend, issue->stream, &args);
+    }
+    return status != FP8PIPE_OK ? status
+                                : target_end(issue, &activation->out, op->flags, &args.target);
 }
 
 static enum fp8pipe_status exec_read(struct issue *issue, const struct op_read *read)
@@ -145,13 +106,15 @@ static enum fp8pipe_status exec_gemm(struct issue *issue, const struct op *op)
         request.a = gemm_operand_of(&gemm->a, gemm->a_transposed);
         request.b = gemm_operand_of(&gemm->b, gemm->b_transposed);
     }
-    return gemm_run(issue, &request);
+    return (op->flags & OP_EPILOGUE) != 0
+               ? epilogue_run(issue, &request, &gemm->epilogue, op->flags)
+               : gemm_run(issue, &request);
 }
 
 enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ticket ticket)
 {
     struct backend *backend = issue->backend;
-    struct filling *filled = NULL;
+    struct filling *filled = NULL, *result = NULL;
     enum fp8pipe_status status = FP8PIPE_EINVAL;
 
     switch ((enum op_kind)op->kind) {
@@ -161,14 +124,13 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
                                                             op->u.copy.from, op->u.copy.bytes);
         break;
     case OP_CALL:
-        status = exec_call(issue, &op->u.call);
+        status = function_call(issue, op);
         break;
     case OP_HOST_CALL:
-        status = enqueue_host_work(backend, issue->stream, issue->rings[issue->lane].fault,
-                                   op->u.host_call.fn, op->u.host_call.arg);
+        status = function_host_call(issue, &op->u.host_call);
         break;
     case OP_UPDATE:
-        status = scaling_update(op->u.scaling.scaling, issue, ticket);
+        status = scaling_update(op->u.scaling.scaling, op->u.scaling.skip_if, issue, ticket);
         break;
     case OP_SKIP:
         status = scaling_skip(op->u.scaling.scaling, issue);
@@ -179,6 +141,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_STATE_WRITE:
         status = scaling_write(op->u.scaling.scaling, op->u.scaling.image, issue);
         break;
+    case OP_SLOT_READ:
+        status = scaling_read_slot(op->u.scaling.scaling, op->u.scaling.image, issue);
+        break;
     case OP_QUANTIZE:
         status = exec_quantize(issue, op);
         filled = op->u.quantize.filling;
@@ -188,17 +153,30 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         break;
     case OP_GEMM:
         status = exec_gemm(issue, op);
+        result = (op->flags & OP_EPILOGUE) != 0 ? op->u.gemm.epilogue.out.filling : NULL;
         break;
     case OP_FORWARD:
         status = linear_forward(issue, op);
         filled = op->u.forward.kept;
+        result = (op->flags & OP_EPILOGUE) != 0 ? op->u.forward.epilogue.out.filling : NULL;
         break;
     case OP_DGRAD:
         status = linear_dgrad(issue, op);
         filled = op->u.dgrad.kept;
         break;
+    case OP_PREPARE:
+        status = linear_prepare(issue, op);
+        break;
     case OP_WGRAD:
         status = linear_wgrad(issue, op);
+        break;
+    case OP_TENSOR_CALL:
+        status = exec_tensor_call(issue, op);
+        filled = op->u.tensor_call.out.filling;
+        break;
+    case OP_ACTIVATION:
+        status = exec_activation(issue, op);
+        filled = op->u.activation.out.filling;
         break;
     case OP_ADAMW:
         status = optimizer_adamw(issue, &op->u.adamw);
@@ -216,6 +194,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     issue_end(issue);
     if (status == FP8PIPE_OK && filled != NULL) {
         ck_pr_store_32(&filled->ready, 1);
+    }
+    if (status == FP8PIPE_OK && result != NULL) {
+        ck_pr_store_32(&result->ready, 1);
     }
     return status;
 }

@@ -10,9 +10,4 @@
 /* The op's predecessors are in the stream already. Fails having possibly launched a part. */
 enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ticket ticket);
 
-/* From inside a `call`: fn(arg) in stream order on a thread of the backend's, as a function of the
- * caller's; skipped once the pipe has failed. */
-enum fp8pipe_status exec_host_enqueue(struct fp8pipe_stream *stream, fp8pipe_work_fn *fn,
-                                      void *arg);
-
 #endif

@@ -40,10 +40,20 @@ static bool aligned(const void *data)
     return (uintptr_t)data % GEMM_ALIGN == 0;
 }
 
+static bool aligned_rows(const struct fp8pipe_matrix *matrix)
+{
+    return aligned(matrix->data) &&
+           (size_t)matrix->stride * dtype_bytes(matrix->dtype) % GEMM_ALIGN == 0;
+}
+
 static bool aligned_d(const struct fp8pipe_matrix *d)
 {
-    return d->cols % KERNEL_FP8_PAD == 0 && aligned(d->data) &&
-           (size_t)d->stride * dtype_bytes(d->dtype) % GEMM_ALIGN == 0;
+    return d->cols % KERNEL_FP8_PAD == 0 && aligned_rows(d);
+}
+
+static bool residual_is_d(const struct gemm_request *request)
+{
+    return request->residual.data == request->d.data;
 }
 
 /*
@@ -78,66 +88,149 @@ static bool takes_d(const struct gemm_request *request)
                : d->dtype == FP8PIPE_FP32 || gemm_type_of_dtype(d->dtype) == request->a.type;
 }
 
-enum fp8pipe_status gemm_run(struct issue *issue, const struct gemm_request *request)
+/*
+ * Whether the GEMM can do the epilogue itself. A residual costs it nothing. A GELU costs half of what
+ * a pass over a 16-bit D does, but is of few digits in cuBLASLt, as a bf16 D is.
+ */
+static bool takes_epilogue(const struct gemm_request *request)
 {
-    struct backend *backend = issue->backend;
-    const struct fp8pipe_matrix *d = &request->d;
-    struct kernel_store_args store = {
-        .to = *d,
-        .bias = request->bias,
-        .accumulate = request->accumulate,
-    };
-    struct gemm_args args = {
-        .m = d->rows,
-        .n = d->cols,
+    if (request->residual.data != NULL) {
+        return request->activation == FP8PIPE_ACTIVATION_NONE &&
+               (residual_is_d(request) || aligned_rows(&request->residual));
+    }
+    return request->activation == FP8PIPE_ACTIVATION_NONE ||
+           (request->activation == FP8PIPE_ACTIVATION_GELU_TANH && !request->accumulate &&
+            request->d.dtype == FP8PIPE_BF16);
+}
+
+/* The backend's arguments, but for D, bias and epilogue. k >= 1. */
+static struct gemm_args args_of(const struct gemm_request *request)
+{
+    return (struct gemm_args){
+        .m = request->d.rows,
+        .n = request->d.cols,
         .k = is_fp8(request->a.type) ? fp8_round_up(request->k) : request->k,
         .a = request->a,
         .b = request->b,
-        .d = d->data,
-        .d_stride = d->stride,
-        .d_dtype = d->dtype,
-        .accumulate = request->accumulate,
         .fast = request->fast,
     };
+}
+
+/* All of it in the backend's GEMM. ENOTSUP: nothing was enqueued. */
+static enum fp8pipe_status run_inside(struct issue *issue, const struct gemm_request *request)
+{
+    struct gemm_args args = args_of(request);
+
+    args.d = request->d.data;
+    args.d_stride = request->d.stride;
+    args.d_dtype = request->d.dtype;
+    args.bias = request->bias.data;
+    args.bias_dtype = request->bias.dtype;
+    args.accumulate = request->accumulate;
+    args.activation = request->activation;
+    if (request->residual.data != NULL && residual_is_d(request)) {
+        args.accumulate = true;
+    } else if (request->residual.data != NULL) {
+        args.residual = request->residual.data;
+        args.residual_stride = request->residual.stride;
+    }
+    return issue->backend->ops->gemm(issue->backend, issue->stream, &args);
+}
+
+static bool has_epilogue(const struct gemm_request *request)
+{
+    return request->residual.data != NULL || request->activation != FP8PIPE_ACTIVATION_NONE;
+}
+
+/* What comes after the product, of `from`, which holds it (data NULL: it is 0). */
+static enum fp8pipe_status run_store(struct issue *issue, const struct gemm_request *request,
+                                     const struct fp8pipe_matrix *from)
+{
+    struct kernel_store_args store = {
+        .to = request->d,
+        .from = *from,
+        .bias = request->bias,
+        .residual = request->residual,
+        .accumulate = request->accumulate,
+        .activation = request->activation,
+    };
+
+    return issue->backend->ops->store(issue->backend, issue->stream, &store);
+}
+
+/*
+ * The product into temporary memory, then the store kernel: in float32 where something is still to
+ * be done to it, so that it is rounded to D's dtype once.
+ */
+static enum fp8pipe_status run_outside(struct issue *issue, const struct gemm_request *request)
+{
+    struct fp8pipe_matrix product = request->d;
+    struct gemm_args args = args_of(request);
     enum fp8pipe_status status;
+
+    product.stride = fp8_round_up(request->d.cols);
+    if (request->accumulate || request->bias.data != NULL || has_epilogue(request) ||
+        !is_fp8(request->a.type)) {
+        product.dtype = FP8PIPE_FP32;
+    }
+    status = issue_alloc(issue,
+                         (size_t)product.rows * (size_t)product.stride * dtype_bytes(product.dtype),
+                         &product.data);
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    if (is_fp8(request->a.type)) {
+        args.n = product.stride;
+    }
+    args.d = product.data;
+    args.d_stride = product.stride;
+    args.d_dtype = product.dtype;
+    status = issue->backend->ops->gemm(issue->backend, issue->stream, &args);
+    return status != FP8PIPE_OK ? status : run_store(issue, request, &product);
+}
+
+enum fp8pipe_status gemm_run(struct issue *issue, const struct gemm_request *request)
+{
+    static const struct fp8pipe_matrix none = FP8PIPE_MATRIX_NONE;
+    const struct fp8pipe_matrix *d = &request->d;
 
     if (d->rows == 0 || d->cols == 0) {
         return FP8PIPE_OK;
     }
     if (request->k == 0) {
-        if (request->accumulate && request->bias.data == NULL) {
-            return FP8PIPE_OK;
+        return request->accumulate && request->bias.data == NULL ? FP8PIPE_OK
+                                                                 : run_store(issue, request, &none);
+    }
+    if (takes_sum(request) && takes_d(request) && takes_epilogue(request)) {
+        enum fp8pipe_status status = run_inside(issue, request);
+
+        if (status != FP8PIPE_ENOTSUP || !has_epilogue(request)) {
+            return status;
         }
-        return backend->ops->store(backend, issue->stream, &store);
     }
-    if (takes_sum(request) && takes_d(request)) {
-        args.bias = request->bias.data;
-        args.bias_dtype = request->bias.dtype;
-        return backend->ops->gemm(backend, issue->stream, &args);
+    return run_outside(issue, request);
+}
+
+enum fp8pipe_status gemm_run_fp8(struct issue *issue, const struct gemm_request *request,
+                                 const struct gemm_fp8 *out)
+{
+    const struct fp8pipe_vector *bias = &request->bias;
+    struct gemm_args args = args_of(request);
+
+    if (request->d.rows == 0 || request->d.cols == 0 || request->k == 0 ||
+        request->d.cols % KERNEL_FP8_PAD != 0 || !is_fp8(request->a.type) ||
+        (bias->data != NULL && (bias->dtype != FP8PIPE_BF16 || !aligned(bias->data))) ||
+        (request->activation != FP8PIPE_ACTIVATION_NONE &&
+         request->activation != FP8PIPE_ACTIVATION_GELU_TANH)) {
+        return FP8PIPE_ENOTSUP;
     }
-    /* The sum is finished in float32 where something is still to be added, so that it is rounded
-     * to D's dtype once. */
-    args.n = fp8_round_up(d->cols);
-    args.d_stride = args.n;
-    args.accumulate = false;
-    if (request->accumulate || request->bias.data != NULL || !is_fp8(request->a.type)) {
-        args.d_dtype = FP8PIPE_FP32;
-    }
-    if (!is_fp8(request->a.type)) {
-        args.n = d->cols;
-    }
-    status = issue_alloc(issue, (size_t)d->rows * (size_t)args.d_stride * dtype_bytes(args.d_dtype),
-                         &args.d);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    status = backend->ops->gemm(backend, issue->stream, &args);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    store.from = *d;
-    store.from.data = args.d;
-    store.from.stride = args.d_stride;
-    store.from.dtype = args.d_dtype;
-    return backend->ops->store(backend, issue->stream, &store);
+    args.d = out->data;
+    args.d_stride = request->d.cols;
+    args.d_format = out->format;
+    args.d_scale = out->scale;
+    args.d_amax = out->amax;
+    args.bias = bias->data;
+    args.bias_dtype = bias->dtype;
+    args.activation = request->activation;
+    return issue->backend->ops->gemm(issue->backend, issue->stream, &args);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ec.h"
 #include "exec.h"
 #include "thread.h"
 
@@ -39,37 +40,49 @@ static bool named_failed(struct lane *lane, const struct op *op, struct ticket_f
     return failed;
 }
 
-/* Makes the stream wait for predecessors of other lanes. */
-static enum fp8pipe_status wait_for(struct lane *lane, const fp8pipe_ticket *tickets,
-                                    uint32_t count)
+/* Makes the stream wait for a predecessor, if that is of another lane. */
+static enum fp8pipe_status wait_for(struct lane *lane, fp8pipe_ticket ticket)
 {
+    uint32_t index = ticket_lane(ticket);
+
+    return index == lane->index ? FP8PIPE_OK
+                                : event_ring_wait(&lane->crew->rings[index],
+                                                  ticket_position(ticket), lane->stream);
+}
+
+/*
+ * The library's own edges. Objects remember their last writer alone, so a writer's event stands for
+ * all that it came after, whatever becomes of the writer: an edge that the stream cannot be made to
+ * wait for is waited for here.
+ */
+static enum fp8pipe_status wait_for_order(struct lane *lane, const struct op *op)
+{
+    const fp8pipe_ticket *order = op_order(op);
     enum fp8pipe_status status = FP8PIPE_OK;
 
-    for (uint32_t i = 0; i < count && status == FP8PIPE_OK; i++) {
-        uint32_t index = ticket_lane(tickets[i]);
+    for (uint32_t i = 0; i < op->order; i++) {
+        if (wait_for(lane, order[i]) != FP8PIPE_OK) {
+            enum fp8pipe_status waited = event_ring_wait_here(
+                &lane->crew->rings[ticket_lane(order[i])], ticket_position(order[i]));
 
-        if (index != lane->index) {
-            status = event_ring_wait(&lane->crew->rings[index], ticket_position(tickets[i]),
-                                     lane->stream);
+            status = status != FP8PIPE_OK ? status : waited;
         }
     }
     return status;
 }
 
-/*
- * Makes the stream wait for what comes before the op. Objects remember their last writer alone, so
- * a writer's event stands for all that it came after, also when the writer is cancelled.
- */
+/* Makes the stream wait for what comes before the op. */
 static enum fp8pipe_status wait_on_stream(struct lane *lane, const struct op *op, bool cancelled)
 {
     struct backend *backend = lane->crew->backend;
-    enum fp8pipe_status status = wait_for(lane, op_order(op), op->order);
+    const fp8pipe_ticket *named = op_named(op);
+    enum fp8pipe_status status = wait_for_order(lane, op);
 
     if (cancelled) {
         return status;
     }
-    if (status == FP8PIPE_OK) {
-        status = wait_for(lane, op_named(op), op->named);
+    for (uint32_t i = 0; i < op->named && status == FP8PIPE_OK; i++) {
+        status = wait_for(lane, named[i]);
     }
     if (status == FP8PIPE_OK && op->event != NULL) {
         status = backend->ops->stream_wait_native(backend, lane->stream, op->event);
@@ -160,6 +173,40 @@ static void keep_failure(struct lane *lane, const struct op *op, uint64_t positi
              failure->sentence);
 }
 
+/*
+ * Adds, before an op is issued, the time in which the stream may have had nothing to do: since the
+ * previous issue, or since somebody last saw the stream busy.
+ */
+static void count_idle(struct lane *lane)
+{
+    struct event_ring *ring = &lane->crew->rings[lane->index];
+    int64_t from_ns, now_ns;
+
+    if (!lane->measure_idle || lane->previous == 0 ||
+        !event_ring_finished(ring, lane->previous, &from_ns)) {
+        return;
+    }
+    now_ns = ec_now_ns();
+    from_ns = from_ns > lane->idle_from_ns ? from_ns : lane->idle_from_ns;
+    if (now_ns > from_ns) {
+        ck_pr_store_64(&lane->idle_ns, lane->idle_ns + (uint64_t)(now_ns - from_ns));
+    }
+}
+
+static void end_issue(struct lane *lane, uint64_t position, struct trace_record *record,
+                      const struct ticket_failure *failure)
+{
+    if (lane->measure_idle) {
+        lane->previous = position;
+        lane->idle_from_ns = ec_now_ns();
+    }
+    if (record != NULL) {
+        record->outcome = (uint8_t)failure->outcome;
+        record->status = (uint8_t)failure->status;
+        record->issued_ns = ec_now_ns();
+    }
+}
+
 static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
 {
     struct crew *crew = lane->crew;
@@ -174,11 +221,18 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
         .rings = crew->rings,
         .own_amax = lane->own_amax,
     };
+    struct trace_record *record =
+        trace_op(&crew->trace, &lane->trace_until, op, own_ticket(lane, position));
     enum fp8pipe_status status;
     bool failed;
 
     status = event_ring_prepare(ring, position, op->slots);
     failed = must_cancel(lane, op, &failure);
+    count_idle(lane);
+    if (record != NULL) {
+        record->ready_ns = ec_now_ns();
+    }
+    crew->backend->ops->range_push(crew->backend, op_label(op));
     if (status == FP8PIPE_OK && fault_status(crew->fault) != FP8PIPE_OK) {
         status = fault_refuse(crew->fault);
     }
@@ -187,7 +241,9 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
     }
     if (!failed) {
         if (status == FP8PIPE_OK) {
+            trace_start(record, crew->backend, lane->stream);
             status = exec_op(&issue, op, own_ticket(lane, position));
+            trace_end(record, crew->backend, lane->stream);
         }
         if (status != FP8PIPE_OK) {
             failed = true;
@@ -204,6 +260,8 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
     }
     follow_lane_order(lane, op, failed, &failure);
     release_ended(lane, op, &issue);
+    crew->backend->ops->range_pop(crew->backend);
+    end_issue(lane, position, record, failed ? &failure : &(struct ticket_failure){0});
     count(&lane->issued);
     ring_advance(&lane->port->ring, op->slots);
     completion_notify(&crew->completion);

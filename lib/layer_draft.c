@@ -1,42 +1,45 @@
 #include "layer_draft.h"
 
-enum fp8pipe_status layer_check(const struct fp8pipe_linear *linear)
-{
-    return linear != NULL ? FP8PIPE_OK : status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
-}
+/* How the op structs of a linear start. */
+struct layer_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
 
-enum fp8pipe_status layer_object(struct draft *draft, struct fp8pipe_linear *linear)
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given)
 {
-    enum fp8pipe_status status = draft_object(draft, "linear", &linear->object);
+    enum fp8pipe_status status;
 
+    if (linear == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+    }
+    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
+    if (status == FP8PIPE_OK) {
+        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
+                             kind->kind, kind->payload_bytes, kind->flags);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(draft, "linear", &linear->object);
+    }
     return status != FP8PIPE_OK || linear->scaling == NULL
                ? status
                : draft_object(draft, "scaling", &linear->scaling->object);
 }
 
-enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
-                                 struct fp8pipe_tensor *tensor)
+enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,
+                                     struct fp8pipe_tensor *tensor)
 {
     uint32_t count = draft->object_count;
     enum fp8pipe_status status;
 
-    if (tensor == NULL) {
-        return FP8PIPE_OK;
-    }
     status = draft_object(draft, field, &tensor->object);
     if (status == FP8PIPE_OK && draft->object_count == count) {
         status = status_fail(FP8PIPE_EINVAL, "%s = %p: it is another tensor of the op too", field,
                              (void *)tensor);
     }
     return status;
-}
-
-uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default)
-{
-    return accumulation == FP8PIPE_ACCUMULATION_FAST ||
-                   (accumulation == FP8PIPE_ACCUMULATION_DEFAULT && fast_by_default)
-               ? OP_FAST
-               : 0;
 }
 
 enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *matrix,
@@ -49,6 +52,33 @@ enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *
                            field, (int)matrix->dtype, (int)linear->weight_dtype);
     }
     return FP8PIPE_OK;
+}
+
+/* Whether the op that was to quantize the version is known to have done so. */
+static bool is_prepared(struct draft *draft, const struct version *version)
+{
+    fp8pipe_ticket ticket = version->prepared;
+    struct port *port = &draft->pipe->ports[ticket_lane(ticket)];
+    struct ticket_failure failure;
+
+    return ticket != 0 && port_done(port) > ticket_position(ticket) &&
+           !port_failure_find(port, ticket_position(ticket), &failure);
+}
+
+enum fp8pipe_status layer_apart_close(struct draft *draft, const char *field,
+                                      const struct fp8pipe_matrix *matrix, struct version *version)
+{
+    /* The memory may be another matrix's by now. */
+    return is_prepared(draft, version)
+               ? FP8PIPE_OK
+               : check_apart_close(field, matrix, "weight", &version->weight);
+}
+
+void layer_prepared(struct draft *draft, struct version *version, fp8pipe_ticket ticket)
+{
+    if (!is_prepared(draft, version)) {
+        version->prepared = ticket;
+    }
 }
 
 enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version)

@@ -6,7 +6,7 @@
 
 #include "submit.h"
 
-/* What the three have in common while they are put together. */
+/* What they have in common while they are put together. */
 struct layer_draft {
     struct fp8pipe_linear *linear;
     union {
@@ -17,19 +17,63 @@ struct layer_draft {
     struct filling *kept; /* new, or NULL */
 };
 
-enum fp8pipe_status layer_check(const struct fp8pipe_linear *linear);
+/* An op of a linear's, for layer_begin. */
+struct layer_kind {
+    enum op_kind kind;
+    uint32_t flags;       /* that it takes besides those of all ops */
+    size_t payload_bytes; /* of the shortest payload */
+    const void *defaults; /* of the op's struct */
+    size_t bytes;
+};
 
-enum fp8pipe_status layer_object(struct draft *draft, struct fp8pipe_linear *linear);
+/*
+ * The opening of every op on a linear: the linear is given, the op's struct is read as by
+ * options_read, the draft begins, the linear and its scaling are in it.
+ */
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given);
+
+/* layer_tensor of a tensor. */
+enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,
+                                     struct fp8pipe_tensor *tensor);
 
 /* A tensor, or NULL; none of an op's tensors is another one too. */
-enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
-                                 struct fp8pipe_tensor *tensor);
+static inline enum fp8pipe_status layer_tensor(struct draft *draft, const char *field,
+                                               struct fp8pipe_tensor *tensor)
+{
+    return tensor == NULL ? FP8PIPE_OK : layer_tensor_add(draft, field, tensor);
+}
 
-uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default);
+static inline uint8_t layer_fast(enum fp8pipe_accumulation accumulation, bool fast_by_default)
+{
+    return accumulation == FP8PIPE_ACCUMULATION_FAST ||
+                   (accumulation == FP8PIPE_ACCUMULATION_DEFAULT && fast_by_default)
+               ? OP_FAST
+               : 0;
+}
 
 /* X or dY of an unquantized layer is of its weight's dtype. */
 enum fp8pipe_status layer_dtype(const char *field, const struct fp8pipe_matrix *matrix,
                                 const struct fp8pipe_linear *linear);
+
+/* layer_apart of matrices whose memory may meet. */
+enum fp8pipe_status layer_apart_close(struct draft *draft, const char *field,
+                                      const struct fp8pipe_matrix *matrix, struct version *version);
+
+/* That an output does not overlap the version's matrix, unless that is not read any more. Under the
+ * linear's word. */
+static inline enum fp8pipe_status layer_apart(struct draft *draft, const char *field,
+                                              const struct fp8pipe_matrix *matrix,
+                                              struct version *version)
+{
+    return check_may_meet(matrix, &version->weight)
+               ? layer_apart_close(draft, field, matrix, version)
+               : FP8PIPE_OK;
+}
+
+/* Commit: an op that quantizes the version, and does nothing else. */
+void layer_prepared(struct draft *draft, struct version *version, fp8pipe_ticket ticket);
 
 /* The op uses a version: after its writer, holding it. */
 enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version);

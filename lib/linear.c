@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "gemm.h"
+#include "epilogue.h"
 #include "quantize.h"
 
 /* Ends a version whose filling has no reference and no memory any more. */
@@ -132,6 +132,25 @@ unlock:
     return status;
 }
 
+enum fp8pipe_status linear_prepare(struct issue *issue, const struct op *op)
+{
+    const struct op_prepare *prepare = &op->u.prepare;
+    const struct fp8pipe_matrix *weight = &prepare->version->weight;
+
+    /* An empty weight's bytes are never asked for. */
+    return weight->rows == 0 || weight->cols == 0
+               ? FP8PIPE_OK
+               : version_ready(issue, prepare->linear, prepare->version, prepare->transposed);
+}
+
+static enum fp8pipe_status forward_gemm(struct issue *issue, const struct gemm_request *request,
+                                        const struct op *op)
+{
+    return (op->flags & OP_EPILOGUE) != 0
+               ? epilogue_run(issue, request, &op->u.forward.epilogue, op->flags)
+               : gemm_run(issue, request);
+}
+
 enum fp8pipe_status linear_forward(struct issue *issue, const struct op *op)
 {
     const struct op_forward *forward = &op->u.forward;
@@ -158,7 +177,7 @@ enum fp8pipe_status linear_forward(struct issue *issue, const struct op *op)
     if (linear->scaling == NULL) {
         request.a = gemm_operand_of(&forward->x, false);
         request.b = gemm_operand_of(&forward->version->weight, false);
-        return gemm_run(issue, &request);
+        return forward_gemm(issue, &request, op);
     }
     if (!empty) {
         status = version_ready(issue, linear, forward->version, (op->flags & OP_KEEPS) != 0);
@@ -176,7 +195,7 @@ enum fp8pipe_status linear_forward(struct issue *issue, const struct op *op)
         }
         request.a = x.row;
     }
-    return gemm_run(issue, &request);
+    return forward_gemm(issue, &request, op);
 }
 
 enum fp8pipe_status linear_dgrad(struct issue *issue, const struct op *op)
@@ -204,6 +223,9 @@ enum fp8pipe_status linear_dgrad(struct issue *issue, const struct op *op)
     enum fp8pipe_status status;
     struct quantized dy;
 
+    if ((op->flags & OP_EPILOGUE) != 0) {
+        request.residual = dgrad->residual;
+    }
     if (linear->scaling == NULL) {
         request.a = gemm_operand_of(&dgrad->dy, false);
         request.b = gemm_operand_of(&dgrad->version->weight, true);

@@ -29,7 +29,8 @@
 struct version {
     struct filling *filling;
     struct fp8pipe_matrix weight;
-    fp8pipe_ticket written; /* under the linear's word; 0: known to be written */
+    fp8pipe_ticket written;  /* under the linear's word; 0: known to be written */
+    fp8pipe_ticket prepared; /* likewise: the op that prepares it; 0: none */
     pthread_mutex_t lock;
     bool row_made;
     bool transposed_made;
@@ -61,6 +62,7 @@ struct fp8pipe_linear {
 struct version *version_new(struct filling_pool *pool, const struct fp8pipe_matrix *weight,
                             fp8pipe_ticket written);
 
+enum fp8pipe_status linear_prepare(struct issue *issue, const struct op *op);
 /* Makes the issue's stream see the version's row-wise bytes and, if asked, the transposed ones. */
 enum fp8pipe_status version_ready(struct issue *issue, const struct fp8pipe_linear *linear,
                                   struct version *version, bool transposed);

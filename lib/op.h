@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fp8pipe.h"
+#include "fp8pipe_fused.h"
 
 struct filling;
 struct version;
@@ -27,12 +27,16 @@ enum op_kind {
     OP_SKIP,
     OP_STATE_READ,
     OP_STATE_WRITE,
+    OP_SLOT_READ,
     OP_QUANTIZE,
     OP_READ,
     OP_GEMM,
     OP_FORWARD,
     OP_DGRAD,
     OP_WGRAD,
+    OP_TENSOR_CALL,
+    OP_ACTIVATION,
+    OP_PREPARE,
     OP_ADAMW,
     OP_GRADIENT_NORM,
     OP_STEPS_READ,
@@ -47,6 +51,9 @@ enum op_kind {
 #define OP_SUMS_ACCUMULATE 16u
 #define OP_FAST 32u
 #define OP_KEEPS 64u /* a forward that a dgrad will follow */
+/* The payload of a GEMM, forward or dgrad has its last member, an epilogue or a residual; without
+ * this it ends before that. */
+#define OP_EPILOGUE 128u
 
 struct op_copy {
     void *to;
@@ -54,9 +61,28 @@ struct op_copy {
     size_t bytes;
 };
 
+/* Behind the payloads of the next two lie the bytes copied of `arg`, which is then not read. */
 struct op_call {
     fp8pipe_call_fn *fn;
     void *arg;
+    size_t arg_bytes;
+};
+
+/* A fused op's quantized result, with OP_FOLD and OP_SUMS_ACCUMULATE. */
+struct op_out {
+    struct fp8pipe_scaling *scaling;
+    struct filling *filling; /* new, of the values' shape; NULL: no result, the rest is not read */
+    float *sums;
+    uint32_t slot;
+};
+
+struct op_tensor_call {
+    fp8pipe_quantize_fn *fn;
+    void *arg;
+    size_t arg_bytes;
+    int64_t rows;
+    int64_t cols;
+    struct op_out out;
 };
 
 struct op_host_call {
@@ -66,7 +92,9 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state; OP_SLOT_READ:
+                    a pinned struct scaling_slot */
+    const int32_t *skip_if; /* OP_UPDATE: NULL, or a device word */
 };
 
 struct op_quantize {
@@ -84,6 +112,14 @@ struct op_read {
     float *scale_inv;
 };
 
+struct op_epilogue {
+    struct fp8pipe_matrix pre;      /* data NULL: none */
+    struct fp8pipe_matrix residual; /* data NULL: none */
+    struct op_out out;              /* with a filling: D */
+    uint8_t activation;
+    uint8_t scaled; /* the slot's scale is taken, not the tensor's own amax */
+};
+
 struct op_gemm {
     struct fp8pipe_matrix a;
     struct fp8pipe_matrix b;
@@ -93,6 +129,7 @@ struct op_gemm {
     struct filling *b_filling;
     uint8_t a_transposed;
     uint8_t b_transposed;
+    struct op_epilogue epilogue;
 };
 
 struct op_forward {
@@ -102,6 +139,7 @@ struct op_forward {
     struct filling *x_filling; /* instead of x */
     struct fp8pipe_matrix y;
     struct filling *kept; /* new: the transposed X; NULL: not kept */
+    struct op_epilogue epilogue;
 };
 
 struct op_dgrad {
@@ -112,6 +150,7 @@ struct op_dgrad {
     struct fp8pipe_matrix dx;
     struct filling *kept; /* new: the transposed dY; NULL: not kept */
     float *sums;
+    struct fp8pipe_matrix residual;
 };
 
 struct op_wgrad {
@@ -122,6 +161,26 @@ struct op_wgrad {
     struct filling *x_filling;  /* quantized */
     struct fp8pipe_matrix dw;
     float *sums;
+};
+
+/* Shapes are the values': [rows, cols], for SWIGLU's forward x has twice the columns, for its
+ * backward dy half of them. */
+struct op_activation {
+    struct fp8pipe_matrix x;
+    struct fp8pipe_matrix dy;     /* backward only; else NONE */
+    struct fp8pipe_matrix result; /* y or dx, or NONE */
+    struct fp8pipe_vector bias;
+    int64_t rows;
+    int64_t cols;
+    struct op_out out;
+    uint8_t activation;
+    uint8_t backward;
+};
+
+struct op_prepare {
+    struct fp8pipe_linear *linear;
+    struct version *version;
+    uint8_t transposed;
 };
 
 struct op_adamw {
@@ -155,6 +214,7 @@ struct op {
     uint8_t flags;
     uint16_t lists_at; /* bytes from the op's start to its lists */
     void *event;
+    int64_t enqueued_ns; /* CLOCK_MONOTONIC, 0 without a trace */
     char name[FP8PIPE_NAME_MAX + 1];
     union {
         struct op_copy copy;
@@ -167,6 +227,9 @@ struct op {
         struct op_forward forward;
         struct op_dgrad dgrad;
         struct op_wgrad wgrad;
+        struct op_tensor_call tensor_call;
+        struct op_activation activation;
+        struct op_prepare prepare;
         struct op_adamw adamw;
         struct op_gradient_norm gradient_norm;
         struct op_steps steps;
@@ -186,6 +249,14 @@ static inline const fp8pipe_ticket *op_order(const struct op *op)
 static inline struct filling *const *op_ended(const struct op *op)
 {
     return (struct filling *const *)(const void *)(op_order(op) + op->order);
+}
+
+/* What a call's function gets: `arg`, or the copy behind a payload of payload_bytes. */
+static inline void *op_arg(const struct op *op, size_t payload_bytes, void *arg, size_t arg_bytes)
+{
+    size_t behind = (offsetof(struct op, u) + payload_bytes + 7) / 8 * 8;
+
+    return arg_bytes == 0 ? arg : (char *)(uintptr_t)op + behind;
 }
 
 /* What logs call it: its name, or its kind. */

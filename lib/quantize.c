@@ -1,5 +1,7 @@
 #include "quantize.h"
 
+#include "target.h"
+
 struct gemm_operand quantize_row_of(const struct filling *filling)
 {
     return (struct gemm_operand){
@@ -20,43 +22,14 @@ struct gemm_operand quantize_transposed_of(const struct filling *filling)
     };
 }
 
-static int64_t sum_tiles(int64_t rows)
-{
-    return (rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
-}
-
-static enum fp8pipe_status alloc_partials(struct issue *issue, const struct fp8pipe_matrix *x,
-                                          float **partials)
-{
-    return issue_alloc(issue, (size_t)sum_tiles(x->rows) * (size_t)x->cols * sizeof(float),
-                       (void **)partials);
-}
-
-static enum fp8pipe_status finish_sums(struct issue *issue, const struct fp8pipe_matrix *x,
-                                       const float *partials, float *sums, bool accumulate)
-{
-    struct kernel_column_sums_args args = {
-        .partials = partials,
-        .rows = sum_tiles(x->rows),
-        .cols = x->cols,
-        .out = sums,
-        .accumulate = accumulate,
-    };
-
-    return issue->backend->ops->column_sums(issue->backend, issue->stream, &args);
-}
-
 enum fp8pipe_status quantize_sums(struct issue *issue, const struct fp8pipe_matrix *x, float *sums,
                                   bool accumulate)
 {
     struct kernel_partials_args args = {.x = *x};
     enum fp8pipe_status status;
 
-    if (x->cols == 0) {
-        return FP8PIPE_OK;
-    }
-    if (x->rows > 0) {
-        status = alloc_partials(issue, x, &args.partials);
+    if (x->rows > 0 && x->cols > 0) {
+        status = target_partials(issue, x->rows, x->cols, &args.partials);
         if (status == FP8PIPE_OK) {
             status = issue->backend->ops->partials(issue->backend, issue->stream, &args);
         }
@@ -64,19 +37,17 @@ enum fp8pipe_status quantize_sums(struct issue *issue, const struct fp8pipe_matr
             return status;
         }
     }
-    return finish_sums(issue, x, args.partials, sums, accumulate);
+    return target_sums(issue, args.partials, x->rows, x->cols, sums, accumulate);
 }
 
 enum fp8pipe_status quantize_run(struct issue *issue, const struct quantize_request *request,
                                  struct quantized *out)
 {
-    struct backend *backend = issue->backend;
     struct filling *kept = request->kept;
     const struct fp8pipe_matrix *x = &request->x;
     /* What is not kept has a filling of its own for the time of the op, in temporary memory. */
     struct filling temporary = {0};
-    struct kernel_quantize_args args = {.x = *x};
-    bool sums = request->sums != NULL && x->cols > 0;
+    struct fp8pipe_quantize_target target = {0};
     enum fp8pipe_status status = FP8PIPE_OK;
 
     if (kept != NULL) {
@@ -101,22 +72,19 @@ enum fp8pipe_status quantize_run(struct issue *issue, const struct quantize_requ
             issue_alloc(issue, (size_t)fp8_round_up(x->cols) * (size_t)temporary.transposed_stride,
                         (void **)&temporary.transposed_data);
     }
-    if (status == FP8PIPE_OK && sums && x->rows > 0) {
-        status = alloc_partials(issue, x, &args.partials);
+    if (status == FP8PIPE_OK && request->sums != NULL) {
+        status = target_partials(issue, x->rows, x->cols, &target.partials);
     }
     if (status == FP8PIPE_OK) {
-        status = scaling_source(request->scaling, request->slot, request->fold, issue, &args);
+        status = scaling_target(request->scaling, request->slot, request->fold, issue, &target);
     }
     if (status == FP8PIPE_OK) {
-        args.scale_inv = temporary.scale_inv;
-        args.row = temporary.row;
-        args.row_stride = temporary.row_stride;
-        args.transposed = temporary.transposed_data;
-        args.transposed_stride = temporary.transposed_stride;
-        status = backend->ops->quantize(backend, issue->stream, &args);
+        target_place(&target, &temporary);
+        status = target_quantize(issue, &target, x);
     }
-    if (status == FP8PIPE_OK && sums) {
-        status = finish_sums(issue, x, args.partials, request->sums, request->sums_accumulate);
+    if (status == FP8PIPE_OK && request->sums != NULL) {
+        status = target_sums(issue, target.partials, x->rows, x->cols, request->sums,
+                             request->sums_accumulate);
     }
     if (status == FP8PIPE_OK && out != NULL) {
         out->row = quantize_row_of(&temporary);

@@ -22,9 +22,10 @@ static void *place(unsigned char *base, size_t *end, size_t count, size_t size)
     return base == NULL ? NULL : base + at;
 }
 
-void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
-                    uint32_t history)
+void scaling_layout(struct scaling_state *state, unsigned char *data,
+                    const struct fp8pipe_scaling *scaling)
 {
+    uint32_t slots = scaling->slots;
     size_t end = 0;
 
     state->data = data;
@@ -34,8 +35,11 @@ void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t s
     state->cursor = place(data, &end, slots, sizeof(uint32_t));
     state->nonfinite = place(data, &end, slots, sizeof(int32_t));
     state->any_nonfinite = place(data, &end, 1, sizeof(int32_t));
-    state->window = place(data, &end, (size_t)slots * (history - 1), sizeof(uint32_t));
+    state->window = place(data, &end, (size_t)slots * (scaling->history - 1), sizeof(uint32_t));
     state->moving_bytes = end;
+    state->extremes =
+        scaling->count_extremes ? place(data, &end, 2 * (size_t)slots, sizeof(uint64_t)) : NULL;
+    state->image_bytes = end;
     state->numerator = place(data, &end, slots, sizeof(float));
     state->scratch = place(data, &end, 2, sizeof(uint32_t));
     state->bytes = end;
@@ -88,37 +92,28 @@ bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct is
     return seen;
 }
 
-enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
-                                   struct issue *issue, struct kernel_quantize_args *args)
+enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct fp8pipe_quantize_target *target)
 {
     const struct scaling_state *state = &scaling->state;
     struct backend *backend = issue->backend;
-    struct kernel_amax_args amax = {
-        .x = args->x,
-        .skip_if = &state->has_scale[slot],
-        .amax = issue->own_amax,
-    };
-    enum fp8pipe_status status;
 
-    args->format = scaling->formats[slot];
-    args->scale_numerator = scaling_numerator(args->format, scaling->margin);
-    args->scale = &state->scale[slot];
-    args->has_scale = &state->has_scale[slot];
-    args->own_amax = NULL;
-    args->amax = fold ? &state->amax[slot] : NULL;
+    target->format = scaling->formats[slot];
+    target->scale_numerator = scaling_numerator(target->format, scaling->margin);
+    target->scale = &state->scale[slot];
+    target->has_scale = &state->has_scale[slot];
+    target->own_amax = NULL;
+    target->amax = fold ? &state->amax[slot] : NULL;
+    target->extremes = state->extremes == NULL ? NULL : &state->extremes[2 * (size_t)slot];
     if (scaling_slot_seen(scaling, slot, issue)) {
         return FP8PIPE_OK;
     }
-    args->own_amax = issue->own_amax;
-    status = backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
-    if (status == FP8PIPE_OK) {
-        status = backend->ops->amax(backend, issue->stream, &amax);
-    }
-    return status;
+    target->own_amax = issue->own_amax;
+    return backend->ops->fill(backend, issue->stream, issue->own_amax, 0, sizeof(uint32_t));
 }
 
-enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
-                                   fp8pipe_ticket ticket)
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_t *skip_if,
+                                   struct issue *issue, fp8pipe_ticket ticket)
 {
     const struct scaling_state *state = &scaling->state;
     struct backend *backend = issue->backend;
@@ -135,6 +130,7 @@ enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue
         .nonfinite = state->nonfinite,
         .any_nonfinite = state->any_nonfinite,
         .scratch = state->scratch,
+        .skip_if = skip_if,
     };
     enum fp8pipe_status status = backend->ops->scale_update(backend, issue->stream, &args);
 
@@ -162,7 +158,35 @@ enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue)
 {
     return issue->backend->ops->copy(issue->backend, issue->stream, image, scaling->state.data,
-                                     scaling->state.moving_bytes);
+                                     scaling->state.image_bytes);
+}
+
+enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct scaling_slot *image,
+                                      struct issue *issue)
+{
+    const struct scaling_state *state = &scaling->state;
+    const struct {
+        void *to;
+        const void *from;
+        size_t bytes;
+    } words[] = {
+        {&image->scale, &state->scale[image->slot], sizeof(image->scale)},
+        {&image->has_scale, &state->has_scale[image->slot], sizeof(image->has_scale)},
+        {&image->amax, &state->amax[image->slot], sizeof(image->amax)},
+        {&image->nonfinite, &state->nonfinite[image->slot], sizeof(image->nonfinite)},
+    };
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]) && status == FP8PIPE_OK; i++) {
+        status = issue->backend->ops->copy(issue->backend, issue->stream, words[i].to,
+                                           words[i].from, words[i].bytes);
+    }
+    if (status == FP8PIPE_OK && state->extremes != NULL) {
+        status = issue->backend->ops->copy(issue->backend, issue->stream, image->extremes,
+                                           &state->extremes[2 * (size_t)image->slot],
+                                           sizeof(image->extremes));
+    }
+    return status;
 }
 
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
@@ -233,7 +257,7 @@ void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image
     unsigned char *out = (unsigned char *)buffer + sizeof(head);
     struct scaling_state state;
 
-    scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling->slots, scaling->history);
+    scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling);
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
         const uint32_t *window = state.window + (size_t)slot * entries;
         struct saved_slot saved = {(uint32_t)scaling->formats[slot], state.scale[slot],
@@ -294,7 +318,7 @@ enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, co
     if (status != FP8PIPE_OK) {
         return status;
     }
-    scaling_layout(&state, image, scaling->slots, scaling->history);
+    scaling_layout(&state, image, scaling);
     memset(image, 0, state.moving_bytes);
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
         uint32_t *window = state.window + (size_t)slot * entries;

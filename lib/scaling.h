@@ -8,6 +8,9 @@
  *
  *   writer, users   the last writer's ticket and each lane's last user since: under the word, at
  *                   submit.
+ *   scaled          an update or a load was submitted, or the slots began with a scale: under the
+ *                   word, at submit. What a GEMM quantizes itself is scaled by its slot from then
+ *                   on, whatever is on the device by now.
  *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's
  *                   own amax is launched: under `lock`, by launchers.
  */
@@ -16,6 +19,7 @@
 
 #include <pthread.h>
 
+#include "fp8pipe_fused.h"
 #include "issue.h"
 #include "object.h"
 
@@ -23,7 +27,8 @@
 struct scaling_state {
     unsigned char *data;
     size_t bytes;
-    size_t moving_bytes; /* what saves and loads move: all but numerator and scratch, in front */
+    size_t moving_bytes; /* in front: what loads write, up to the window */
+    size_t image_bytes;  /* in front: what saves and slot_get read, extremes too */
     float *scale;
     int32_t *has_scale;
     uint32_t *amax;
@@ -31,8 +36,19 @@ struct scaling_state {
     uint32_t *cursor;
     int32_t *nonfinite;
     int32_t *any_nonfinite;
+    uint64_t *extremes; /* [slots][2]: saturated, flushed; NULL: not counted */
     float *numerator;
     uint32_t *scratch;
+};
+
+/* The words of one slot, read without the others: `slot` is given, the rest is of the device. */
+struct scaling_slot {
+    uint32_t slot;
+    float scale;
+    int32_t has_scale;
+    uint32_t amax;
+    int32_t nonfinite;
+    uint64_t extremes[2]; /* left alone where they are not counted */
 };
 
 struct fp8pipe_scaling {
@@ -42,9 +58,11 @@ struct fp8pipe_scaling {
     enum fp8pipe_recipe recipe;
     enum fp8pipe_amax algorithm;
     int32_t margin;
+    bool count_extremes;
     enum fp8pipe_format *formats; /* [slots] */
     struct scaling_state state;
     uint32_t linears; /* that name it: under the word */
+    bool scaled;
     fp8pipe_ticket writer;
     fp8pipe_ticket *users; /* [lanes] */
 
@@ -62,24 +80,30 @@ struct fp8pipe_scaling {
 float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 
 /* Lays the arrays out in memory at `data` (NULL: only sizes). */
-void scaling_layout(struct scaling_state *state, unsigned char *data, uint32_t slots,
-                    uint32_t history);
+void scaling_layout(struct scaling_state *state, unsigned char *data,
+                    const struct fp8pipe_scaling *scaling);
 
 /* Whether the host knows that a slot has a scale. By launchers. */
 bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue);
 
-/* How one quantize of a slot finds its scale: fills scale, has_scale, own amax (launching the pass
- * over x where it may be needed), numerator and, if `fold`, amax. */
-enum fp8pipe_status scaling_source(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
-                                   struct issue *issue, struct kernel_quantize_args *args);
+/* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
+ * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
+ * own amax may be needed: the caller launches the pass for it. */
+enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
+                                   struct issue *issue, struct fp8pipe_quantize_target *target);
 
-enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, struct issue *issue,
-                                   fp8pipe_ticket ticket);
+/* skip_if: NULL, or a device word that, if not 0, makes it a skip. */
+enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_t *skip_if,
+                                   struct issue *issue, fp8pipe_ticket ticket);
 enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *issue);
-/* Copies the device state to or from a pinned image of moving_bytes. */
+/* Copies the device state to a pinned image of image_bytes, or its first moving_bytes from one. */
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue);
+
+/* Copies one slot's words to a pinned image. */
+enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct scaling_slot *image,
+                                      struct issue *issue);
 
 /* The saved form of a state, independent of the ring's cursor: size, writing from an image, and
  * reading into one (ESTATE; the image is then undefined). */

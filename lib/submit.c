@@ -111,12 +111,13 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     draft->ended_room = 0;
     draft->ended_count = 0;
     draft->object_count = 0;
-    draft->payload_end = (offsetof(struct op, u) + payload_bytes + 7) / 8 * 8;
+    draft_payload(draft, payload_bytes);
     op->kind = (uint8_t)kind;
     op->flags = (uint8_t)((submit->lane == FP8PIPE_LANE_AUTO ? 0u : OP_NUMBERED) |
                           ((submit->flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
                           ((submit->flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
     op->event = submit->event;
+    op->enqueued_ns = ck_pr_load_32(&pipe->tracing) != 0 ? ec_now_ns() : 0;
     memset(op->name, 0, sizeof(op->name));
     if (submit->name != NULL) {
         memccpy(op->name, submit->name, '\0', FP8PIPE_NAME_MAX);
@@ -126,6 +127,14 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     }
     draft->own_named = draft->named_count;
     return status;
+}
+
+void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes)
+{
+    if (bytes > 0) {
+        memcpy(draft->entry.bytes + draft->payload_end, arg, bytes);
+        draft->payload_end += (bytes + 7) / 8 * 8;
+    }
 }
 
 enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct object *object)
@@ -171,6 +180,7 @@ void draft_order(struct draft *draft, fp8pipe_ticket ticket)
     uint32_t lane = ticket_lane(ticket);
 
     if (ticket == 0 || lane == draft->lane ||
+        (draft->order_count > 0 && draft->order[draft->order_count - 1] == ticket) ||
         port_done(&draft->pipe->ports[lane]) > ticket_position(ticket)) {
         return;
     }

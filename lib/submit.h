@@ -59,6 +59,15 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
                                 const struct fp8pipe_submit *submit, enum op_kind kind,
                                 size_t payload_bytes, uint32_t extra_flags);
 
+/* Copies bytes of the caller's, checked by check_arg, behind the payload. */
+void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes);
+
+/* The payload is longer than draft_begin was told: `bytes`. */
+static inline void draft_payload(struct draft *draft, size_t bytes)
+{
+    draft->payload_end = (offsetof(struct op, u) + bytes + 7) / 8 * 8;
+}
+
 /* An object that the op touches; NULL is ignored. EINVAL if it is of another pipe, ECLOSED. */
 enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct object *object);
 

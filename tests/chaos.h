@@ -22,10 +22,12 @@
 #define CHAOS_KERNELS(X)                                                                           \
     X(AMAX, amax)                                                                                  \
     X(QUANTIZE, quantize)                                                                          \
+    X(CAPTURE, capture)                                                                            \
     X(TRANSPOSE, transpose)                                                                        \
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \
     X(STORE, store)                                                                                \
+    X(ACTIVATION, activation)                                                                      \
     X(SCALE_UPDATE, scale_update)                                                                  \
     X(ADAMW, adamw)                                                                                \
     X(GRADIENT_NORM, gradient_norm)
@@ -49,6 +51,10 @@
     X(EVENT_QUERY, event_query)                                                                    \
     X(STREAM_WAIT, stream_wait)                                                                    \
     X(STREAM_WAIT_NATIVE, stream_wait_native)                                                      \
+    X(TIMER_CREATE, timer_create)                                                                  \
+    X(TIMER_RECORD, timer_record)                                                                  \
+    X(TIMER_NOW, timer_now)                                                                        \
+    X(TIMER_ELAPSED, timer_elapsed)                                                                \
     X(NATIVE_WAIT, native_wait)                                                                    \
     X(PINNED_ALLOC, pinned_alloc)                                                                  \
     X(MEMORY_ALLOC, memory_alloc)                                                                  \
@@ -103,6 +109,7 @@ struct chaos_live {
     int64_t backends;
     int64_t streams;
     int64_t events;
+    int64_t timers;
     int64_t allocs; /* of the stream-ordered pool */
     int64_t alloc_bytes;
     int64_t pinned;

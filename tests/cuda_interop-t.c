@@ -248,6 +248,10 @@ static void streams_and_devices(void)
     bad.device = 0;
     bad.streams = streams;
     is_int(fp8pipe_open(&bad, &untouched), FP8PIPE_EINVAL, "streams of the caller's need INLINE");
+    bad.mode = FP8PIPE_INLINE;
+    is_int(fp8pipe_open(&bad, &untouched), FP8PIPE_EINVAL, "and each is given");
+    ok(untouched == pipe && strstr(fp8pipe_last_error(), "streams[0] = NULL") != NULL,
+       "which it says: %s", fp8pipe_last_error());
 }
 
 /* ---- An allocator of the caller's --------------------------------------------------------- */

@@ -297,8 +297,7 @@ static void test_nonfinite(void)
     for (int i = 0; i < COUNT; i++) {
         int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
         struct gemm_args args = {
-            m,     n,    k, {.stride = k}, {.stride = k}, NULL, n, FP8PIPE_FP32, NULL, FP8PIPE_FP32,
-            false, false};
+            .m = m, .n = n, .k = k, .a = {.stride = k}, .b = {.stride = k}, .d_stride = n};
 
         args.a.data = a[i] = test_calloc((size_t)(m * k), sizeof(float));
         args.b.data = b[i] = test_calloc((size_t)(n * k), sizeof(float));
@@ -332,18 +331,15 @@ static void test_refusals(void)
         {"stride of D", offsetof(struct gemm_args, d_stride)},
     };
     float one[1] = {1};
-    struct gemm_args args = {1,
-                             1,
-                             1,
-                             {one, 1, GEMM_FP32, false, NULL},
-                             {one, 1, GEMM_FP32, false, NULL},
-                             one,
-                             1,
-                             FP8PIPE_FP32,
-                             NULL,
-                             FP8PIPE_FP32,
-                             false,
-                             false};
+    struct gemm_args args = {
+        .m = 1,
+        .n = 1,
+        .k = 1,
+        .a = {.data = one, .stride = 1},
+        .b = {.data = one, .stride = 1},
+        .d = one,
+        .d_stride = 1,
+    };
 
     backend_start();
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -379,18 +375,15 @@ static void busy_start(void)
     must(ops->stream_create(backend, NULL, &busy[1]));
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < COUNT; j++) {
-            struct gemm_args args = {SIZE,
-                                     SIZE,
-                                     SIZE,
-                                     {memory, SIZE, GEMM_FP32, false, NULL},
-                                     {memory, SIZE, GEMM_FP32, false, NULL},
-                                     memory + (i + 1) * SIZE * SIZE,
-                                     SIZE,
-                                     FP8PIPE_FP32,
-                                     NULL,
-                                     FP8PIPE_FP32,
-                                     false,
-                                     false};
+            struct gemm_args args = {
+                .m = SIZE,
+                .n = SIZE,
+                .k = SIZE,
+                .a = {.data = memory, .stride = SIZE},
+                .b = {.data = memory, .stride = SIZE},
+                .d = memory + (i + 1) * SIZE * SIZE,
+                .d_stride = SIZE,
+            };
 
             must(ops->gemm(backend, busy[i], &args));
         }

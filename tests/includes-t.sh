@@ -10,16 +10,17 @@ cd "$srcdir" || exit 1
 # without going in circles.
 layers='
 api
-layer_draft
-submit wait
+layer_draft out_draft epilogue_draft
+submit wait tracing
 pipe
 crew
 handle
 lane
-completion exec
+completion exec trace
 optimizer
-linear
-quantize
+linear function
+quantize epilogue
+target
 scaling tensor gemm
 issue
 event_ring
@@ -29,7 +30,8 @@ ring
 host cuda
 backend
 kernels
-thread options check
+thread options check tune_file
+tune_table
 log ec
 status
 public
@@ -46,7 +48,7 @@ find lib kernels include examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh
 # RULE MESSAGE for every include that breaks one, and an "edge FROM TO" for each arrow.
 printf '%s' "$layers" | awk -v includes="$work/includes" '
 function module_of(path) {
-    if (path ~ /^include\/|^fp8pipe(_cuda)?\.h$/) return "public"
+    if (path ~ /^include\/|^fp8pipe[a-z_]*\.(h|cuh)$/) return "public"
     if (path ~ /^kernels\//) return "kernels"
     sub(/^lib\//, "", path)
     if (path ~ /^host\//) return "host"
@@ -103,7 +105,7 @@ END {
         print "edge", from, to
         if (from in rank && to in rank && rank[to] > rank[from]) print "down", at, "(" from ") includes", name, "(" to ")"
         if (to ~ /^(host|cuda)$/ && file != "lib/pipe.c") print "backends", at, "includes", name
-        if (from ~ /^(host|cuda)$/ && to !~ /^(backend|kernels|public|status|log|ec|thread|options)$/)
+        if (from ~ /^(host|cuda)$/ && to !~ /^(backend|kernels|public|status|log|ec|thread|options|tune_file|tune_table)$/)
             print "inside", at, "includes", name
         if (from == "kernels" && to != "public") print "kernels", at, "includes", name
         if (from == "public") print "public", at, "includes", name

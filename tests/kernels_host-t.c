@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/activation.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
 #include "numbers.h"
@@ -470,9 +471,26 @@ static int transpose_wrong(void)
     int64_t out_stride = round_up(shape.rows, 16) + 16 * test_random_range(&rng, 0, 1);
     struct block in = block_make(shape.rows * in_stride);
     struct block out = block_make(shape.cols * out_stride);
-    struct kernel_transpose_args args = {in.start,   out.start, shape.rows,
-                                         shape.cols, in_stride, out_stride};
+    const float scale = 48.0f;
+    uint32_t own = test_float_bits(-3.0f),
+             amax = test_float_bits((float)test_random_range(&rng, 0, 5));
+    uint32_t want_amax = amax > test_float_bits(3.0f) ? amax : test_float_bits(3.0f);
+    bool captures = test_random(&rng) & 1;
+    float scale_inv = 7;
+    struct kernel_transpose_args args = {
+        .in = in.start,
+        .out = out.start,
+        .rows = shape.rows,
+        .cols = shape.cols,
+        .in_stride = in_stride,
+        .out_stride = out_stride,
+    };
     int wrong = 0;
+
+    if (captures)
+        args.capture = (struct kernel_capture_args){&scale, &scale_inv, &own, &amax};
+    else
+        want_amax = amax;
 
     for (size_t i = 0; i < in.bytes; i++) {
         in.start[i] = (uint8_t)test_random(&rng);
@@ -485,10 +503,27 @@ static int transpose_wrong(void)
             wrong += out.start[col * out_stride + row] != want;
         }
     }
+    if (shape.rows > 0 && shape.cols > 0)
+        wrong += scale_inv != (captures ? 1.0f / 48.0f : 7.0f) || amax != want_amax;
     wrong += guards_touched(&out);
     block_free(&in);
     block_free(&out);
     return wrong;
+}
+
+static int capture_wrong(void)
+{
+    const float scale = 3.0f;
+    uint32_t own = 0xffc00000u, amax = 0; /* a NaN with its sign */
+    float scale_inv = 0;
+    struct kernel_capture_args args = {&scale, &scale_inv, &own, NULL};
+    int wrong;
+
+    kernel_capture_host(&args);
+    wrong = scale_inv != 1.0f / 3.0f || amax != 0;
+    args.amax = &amax;
+    kernel_capture_host(&args);
+    return wrong + (amax != 0x7fc00000u);
 }
 
 static int sums_wrong(void)
@@ -548,6 +583,20 @@ static uint32_t element_bits(const struct fp8pipe_matrix *matrix, int64_t row, i
     return bits;
 }
 
+static float activated(enum fp8pipe_activation activation, float value)
+{
+    switch (activation) {
+    case FP8PIPE_ACTIVATION_GELU_TANH:
+        return activation_gelu_tanh(value);
+    case FP8PIPE_ACTIVATION_GELU_ERF:
+        return activation_gelu_erf(value);
+    case FP8PIPE_ACTIVATION_SILU:
+        return activation_silu(value);
+    default:
+        return value;
+    }
+}
+
 static int store_wrong(void)
 {
     struct block to_block, from_block, bias_block, want_block;
@@ -563,8 +612,16 @@ static int store_wrong(void)
     struct fp8pipe_matrix bias = matrix_make(&bias_block, other, 1, shape.cols, shape.cols, 1);
     int has_from = (int)test_random_range(&rng, 0, 2); /* 2: `to` itself */
     int has_bias = (int)test_random_range(&rng, 0, 1);
+    int has_residual = (int)test_random_range(&rng, 0, 2); /* 2: `to` itself */
+    struct block residual_block;
+    struct fp8pipe_matrix residual =
+        matrix_make(&residual_block, dtype, shape.rows, shape.cols, shape.cols + 2, 1);
     struct kernel_store_args args = {
-        to, from, {NULL, 0, FP8PIPE_FP32, 0}, (int32_t)test_random_range(&rng, 0, 1)};
+        .to = to,
+        .from = from,
+        .accumulate = (int32_t)test_random_range(&rng, 0, 1),
+        .activation = (enum fp8pipe_activation)test_random_range(&rng, 0, FP8PIPE_ACTIVATION_SILU),
+    };
     int wrong = 0;
 
     matrix_fill(&to, content);
@@ -578,6 +635,10 @@ static int store_wrong(void)
     if (has_bias) {
         args.bias = (struct fp8pipe_vector){bias.data, bias.cols, other, 0};
     }
+    matrix_fill(&residual, content);
+    if (has_residual) {
+        args.residual = has_residual == 2 ? to : residual;
+    }
     for (int64_t row = 0; row < shape.rows; row++) {
         for (int64_t col = 0; col < shape.cols; col++) {
             float value = args.accumulate ? get(&to, row, col) : 0.0f;
@@ -588,6 +649,10 @@ static int store_wrong(void)
             }
             if (has_bias) {
                 value += get(&bias, 0, col);
+            }
+            value = activated(args.activation, value);
+            if (has_residual) {
+                value += get(&args.residual, row, col);
             }
             test_element_set(dtype, at(&want, row, col), (double)value);
         }
@@ -608,6 +673,7 @@ static int store_wrong(void)
     block_free(&to_block);
     block_free(&from_block);
     block_free(&bias_block);
+    block_free(&residual_block);
     block_free(&want_block);
     return wrong;
 }
@@ -716,13 +782,15 @@ int main(void)
 {
     static const int histories[] = {1, 2, 3, 16};
 
-    plan(18);
+    plan(19);
     test_quantize_kernel();
     test_quantize_values();
     test_quantize_empty();
     test_amax_kernel();
     test_amax_shared();
-    is_int(repeat(transpose_wrong, 100), 0, "transpose: bytes, padding, nothing else");
+    is_int(repeat(transpose_wrong, 100), 0,
+           "transpose: bytes, padding, what it captures, nothing else");
+    is_int(capture_wrong(), 0, "capture: inverse scale and amax, a NaN too");
     is_int(repeat(sums_wrong, 100), 0, "partials and column_sums: sums, nothing else");
     test_sums_empty();
     is_int(repeat(store_wrong, 300), 0, "store: sum, rounding, nothing between the rows");

@@ -13,29 +13,83 @@ static struct test_rng rng = {2};
 
 /* ---- transpose ---------------------------------------------------------------------------- */
 
+/* Words for a capture: scale, inverse scale, own amax, amax; the amax may be left alone. */
+static struct kernel_capture_args capture_of(uint8_t *words, bool folds)
+{
+    return (struct kernel_capture_args){
+        .scale = (const float *)(const void *)words,
+        .scale_inv = (float *)(void *)(words + 4),
+        .own_amax = (const uint32_t *)(const void *)(words + 8),
+        .amax = folds ? (uint32_t *)(void *)(words + 12) : NULL,
+    };
+}
+
+static struct twin capture_words(float scale, uint32_t own_amax, uint32_t amax)
+{
+    struct twin words = twin_make(16);
+    const uint32_t values[4] = {test_float_bits(scale), 0, own_amax, amax};
+
+    memcpy(twin_host(&words), values, sizeof(values));
+    twin_upload(&words);
+    return words;
+}
+
+static void test_capture(void)
+{
+    static const uint32_t amaxes[] = {0, 1, 0x3f800000, 0x7f7fffff, 0x7f800000, 0xffc00000};
+    bool equal = true;
+
+    for (int i = 0; i < 72; i++) {
+        struct twin words = capture_words(ldexpf((float)test_random_normal(&rng), i - 36),
+                                          amaxes[i % 6], amaxes[i / 6 % 5]);
+        struct kernel_capture_args args = capture_of(twin_host(&words), i % 3);
+
+        kernel_capture_host(&args);
+        args = capture_of(twin_device(&words), i % 3);
+        launched(kernel_capture_cuda(&args, NULL), "capture");
+        equal &= twin_equal(&words, "capture");
+        twin_free(&words);
+    }
+    ok(equal, "capture: inverse scale and amax, folded or not");
+}
+
 static bool transpose_agrees(int64_t rows, int64_t cols, int64_t in_pad, int64_t out_pad)
 {
     int64_t in_stride = (cols + 15) / 16 * 16 + in_pad;
     int64_t out_stride = (rows + 15) / 16 * 16 + out_pad;
     struct twin in = twin_make((size_t)(rows * in_stride));
     struct twin out = twin_make((size_t)(cols * out_stride));
-    struct kernel_transpose_args args = {twin_host(&in), twin_host(&out), rows,
-                                         cols,           in_stride,       out_stride};
+    struct twin words = capture_words(48.0f, 0x40000000, 0x3f800000);
+    bool captures = test_random(&rng) & 1;
+    struct kernel_transpose_args args = {
+        .in = twin_host(&in),
+        .out = twin_host(&out),
+        .rows = rows,
+        .cols = cols,
+        .in_stride = in_stride,
+        .out_stride = out_stride,
+    };
     bool equal;
 
     for (size_t i = 0; i < in.bytes; i++)
         in.host[i] = (uint8_t)test_random(&rng);
     twin_upload(&in);
     twin_upload(&out);
+    if (captures)
+        args.capture = capture_of(twin_host(&words), true);
     kernel_transpose_host(&args);
     args.in = twin_device(&in);
     args.out = twin_device(&out);
+    if (captures)
+        args.capture = capture_of(twin_device(&words), true);
     launched(kernel_transpose_cuda(&args, NULL), "transpose");
-    equal = twin_equal(&out, "transpose") & twin_equal(&in, "what was transposed");
+    equal = twin_equal(&out, "transpose") & twin_equal(&in, "what was transposed") &
+            twin_equal(&words, "what was captured");
     if (!equal)
         diag("%lld x %lld", (long long)rows, (long long)cols);
     twin_free(&in);
     twin_free(&out);
+    twin_free(&words);
     return equal;
 }
 
@@ -82,18 +136,23 @@ static void test_column_sums(void)
 /* ---- store -------------------------------------------------------------------------------- */
 
 static bool store_agrees(struct twin_matrix *to, struct twin_matrix *from, struct twin_matrix *bias,
-                         bool accumulate)
+                         bool accumulate, enum fp8pipe_activation activation,
+                         struct twin_matrix *residual)
 {
-    struct kernel_store_args args = {to->host, FP8PIPE_MATRIX_NONE, FP8PIPE_VECTOR_NONE,
-                                     accumulate};
+    struct kernel_store_args args = {
+        .to = to->host, .accumulate = accumulate, .activation = activation};
     bool equal;
 
     if (from != NULL)
         args.from = from->host;
     if (bias != NULL)
         args.bias = (struct fp8pipe_vector){bias->host.data, to->host.cols, bias->host.dtype, 0};
+    if (residual != NULL)
+        args.residual = residual->host;
     kernel_store_host(&args);
     args.to = to->device;
+    if (residual != NULL)
+        args.residual = residual->device;
     if (from != NULL)
         args.from = from->device;
     if (bias != NULL)
@@ -101,10 +160,15 @@ static bool store_agrees(struct twin_matrix *to, struct twin_matrix *from, struc
     launched(kernel_store_cuda(&args, NULL), "store");
     equal = twin_equal(&to->memory, "store");
     if (!equal)
-        diag("%s from %s, bias %s, %lld x %lld, stride %lld%s", test_dtype_name(to->host.dtype),
+        diag("%s from %s, bias %s, %lld x %lld, stride %lld%s, activation %d, residual %s",
+             test_dtype_name(to->host.dtype),
              from != NULL ? test_dtype_name(from->host.dtype) : "nothing",
              bias != NULL ? test_dtype_name(bias->host.dtype) : "none", (long long)to->host.rows,
-             (long long)to->host.cols, (long long)to->host.stride, accumulate ? ", added" : "");
+             (long long)to->host.cols, (long long)to->host.stride, accumulate ? ", added" : "",
+             (int)activation,
+             residual == NULL ? "none"
+             : residual == to ? "itself"
+                              : "apart");
     return equal;
 }
 
@@ -121,18 +185,26 @@ static void test_store(void)
                 twin_matrix_random(&rng, (enum fp8pipe_dtype)(i % 3), rows, cols, data);
             struct twin_matrix bias =
                 twin_matrix_random(&rng, (enum fp8pipe_dtype)(i / 3 % 3), 1, cols, data);
+            struct twin_matrix residual = twin_matrix_random(&rng, dtype, rows, cols, data);
             int given = i / 9 % 4;
 
-            equal &= store_agrees(&to,
-                                  i % 11 == 0 ? &to
-                                  : given & 1 ? &from
-                                              : NULL,
-                                  given & 2 ? &bias : NULL, i % 2);
+            equal &=
+                store_agrees(&to,
+                             i % 11 == 0 ? &to
+                             : given & 1 ? &from
+                                         : NULL,
+                             given & 2 ? &bias : NULL, i % 2, (enum fp8pipe_activation)(i / 5 % 4),
+                             i % 13 == 0 ? &to
+                             : i % 4 > 1 ? &residual
+                                         : NULL);
             twin_free(&to.memory);
             twin_free(&from.memory);
+            twin_free(&residual.memory);
             twin_free(&bias.memory);
         }
-        ok(equal, "store to %s: any source, bias, stride, alignment; in place; added",
+        ok(equal,
+           "store to %s: any source, bias, stride, alignment; in place; added; activations and "
+           "residuals",
            test_dtype_name(dtype));
     }
 }
@@ -156,8 +228,8 @@ static void test_store_values(void)
         struct twin_matrix to = twin_matrix_make(dtype, 1024, 256, 256, 0);
 
         twin_upload(&to.memory);
-        ok(store_agrees(&to, &from, NULL, false), "store fp32 to %s: every exponent and tie",
-           test_dtype_name(dtype));
+        ok(store_agrees(&to, &from, NULL, false, FP8PIPE_ACTIVATION_NONE, NULL),
+           "store fp32 to %s: every exponent and tie", test_dtype_name(dtype));
         twin_free(&to.memory);
     }
     twin_free(&from.memory);
@@ -263,6 +335,7 @@ int main(void)
 {
     device_require();
     small = test_environment_is_set("FP8PIPE_TEST_SMALL");
+    test_capture();
     test_transpose();
     test_column_sums();
     test_store();

@@ -1,5 +1,5 @@
 /* Guards the order that the library keeps by itself where an op on the way is cancelled, has no
- * event of its own, or names what its lane has forgotten. */
+ * event of its own, cannot make its stream wait, or names what its lane has forgotten. */
 #include "async.h"
 #include "chaos.h"
 
@@ -122,6 +122,50 @@ static void no_event(enum fp8pipe_mode mode)
     chaos_check("an event that cannot be made");
 }
 
+static void *open_later(void *gate)
+{
+    sleep_ns(30 * MS_NS);
+    gate_open(gate);
+    return NULL;
+}
+
+/*
+ * An update whose stream cannot be made to wait for one of two held quantizes stands for both all
+ * the same, also when it is cancelled: the next update, which knows of it alone, takes their amax.
+ */
+static void failed_wait(enum fp8pipe_mode mode, bool cancelled)
+{
+    static enum fp8pipe_status fails = FP8PIPE_ECALL;
+    struct fp8pipe_options options = async_options(mode, 4, 32, NULL);
+    const char *name = mode_name(mode), *what = cancelled ? "a cancelled" : "an";
+    struct gate gate = GATE_INIT;
+    fp8pipe_ticket first;
+    pthread_t opener;
+    struct world w;
+
+    watchdog("a wait that fails", 60);
+    world_open(&w, chaos_open_pipe(FP8PIPE_BACKEND_HOST, &options, 0));
+    for (int lane = 1; lane <= 2; lane++) {
+        submit_host_call(w.pipe, ON(lane), gate_work, &gate);
+        must(fp8pipe_wait(w.pipe, quantize_on(&w, lane - 1, lane), FP8PIPE_ISSUED,
+                          TEST_TIMEOUT_NS));
+    }
+    if (cancelled)
+        submit_call(w.pipe, ON(0), call_fails, &fails);
+    chaos_fail(CHAOS_STREAM_WAIT, NULL, 1, FP8PIPE_ELAUNCH);
+    opener = test_thread(open_later, &gate);
+    first = update_on(&w, 0);
+    update_on(&w, 3);
+    test_drain(w.pipe);
+    test_join(opener);
+    is_int(chaos_failures(), 1, "%s: a wait of %s update fails", name, what);
+    is_int(fp8pipe_wait(w.pipe, first, FP8PIPE_DONE, 0), cancelled ? FP8PIPE_ECALL : FP8PIPE_OK,
+           "%s: which waits itself instead", name);
+    ok(updated_once(&w), "%s: the next update comes after what %s update came after", name, what);
+    world_close(&w);
+    chaos_check("a wait that fails");
+}
+
 /* ---- A predecessor that is forgotten while its successor waits ---------------------------- */
 
 #define FAILURES 1030 /* more than a lane remembers */
@@ -167,6 +211,8 @@ int main(void)
     test_each_backend(cases);
     no_event(FP8PIPE_ASYNC);
     no_event(FP8PIPE_INLINE);
+    for (int i = 0; i < 4; i++)
+        failed_wait(i % 2 ? FP8PIPE_INLINE : FP8PIPE_ASYNC, i / 2);
     forgotten();
     return done_testing();
 }

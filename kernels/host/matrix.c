@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "kernels/host/activate.h"
 #include "kernels/host/convert.h"
 
 /* Columns worked on at a time, in a buffer on the stack. */
@@ -37,7 +38,6 @@ void kernel_column_sums_host(const struct kernel_column_sums_args *args)
     }
 }
 
-/* to = ((accumulate ? to : 0) + from) + bias, in this order. */
 void kernel_store_host(const struct kernel_store_args *args)
 {
     const struct fp8pipe_matrix *to = &args->to;
@@ -61,6 +61,11 @@ void kernel_store_host(const struct kernel_store_args *args)
 
                 row_load(terms, bias + (size_t)col * dtype_bytes(args->bias.dtype),
                          args->bias.dtype, count);
+                row_add(values, terms, count);
+            }
+            row_activate(values, args->activation, count);
+            if (args->residual.data != NULL) {
+                row_load(terms, matrix_at(&args->residual, row, col), to->dtype, count);
                 row_add(values, terms, count);
             }
             row_store(matrix_at(to, row, col), to->dtype, values, count);

@@ -1,15 +1,10 @@
-#include "kernels/kernels.h"
+#include "kernels/host/quantize.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "kernels/fp8.h"
 #include "kernels/host/convert.h"
-
-/* A matrix is worked on in tiles of KERNEL_SUM_ROWS x TILE_COLS, so that a tile of bytes is still
- * in the first-level cache when it is transposed. */
-#define TILE_COLS 256
 
 /* Bytes transposed at a time, in registers. */
 #define BLOCK 8
@@ -59,15 +54,15 @@ static const float *row_piece(const struct fp8pipe_matrix *x, int64_t row, int64
 void kernel_amax_host(const struct kernel_amax_args *args)
 {
     const struct fp8pipe_matrix *x = &args->x;
-    float buffer[TILE_COLS];
+    float buffer[QUANTIZE_TILE_COLS];
     int32_t largest = 0;
 
     if (args->skip_if != NULL && *args->skip_if != 0) {
         return;
     }
     for (int64_t row = 0; row < x->rows; row++) {
-        for (int64_t col = 0; col < x->cols; col += TILE_COLS) {
-            int64_t count = minimum(TILE_COLS, x->cols - col);
+        for (int64_t col = 0; col < x->cols; col += QUANTIZE_TILE_COLS) {
+            int64_t count = minimum(QUANTIZE_TILE_COLS, x->cols - col);
 
             largest = bits_max(row_piece(x, row, col, count, buffer), count, largest);
         }
@@ -177,94 +172,137 @@ static void pad(uint8_t *data, int64_t rows, int64_t stride, int64_t from)
     }
 }
 
-static float quantize_scale(const struct kernel_quantize_args *args)
+static float quantize_scale(const struct fp8pipe_quantize_target *target)
 {
     uint32_t bits;
     float quotient;
 
-    if (args->own_amax == NULL || *args->has_scale != 0) {
-        return *args->scale;
+    if (target->own_amax == NULL || *target->has_scale != 0) {
+        return *target->scale;
     }
-    bits = *args->own_amax;
+    bits = *target->own_amax;
     if (bits == 0 || bits >= 0x7f800000u) {
         return 1.0f;
     }
-    quotient = args->scale_numerator / float_from_bits(bits);
+    quotient = target->scale_numerator / float_from_bits(bits);
     return fp8_scale(quotient);
 }
 
-/* One tile: rows row .. row + rows - 1, columns col .. col + cols - 1. Returns its largest bits. */
-static int32_t quantize_tile(const struct kernel_quantize_args *args, float scale, int64_t row,
-                             int64_t rows, int64_t col, int64_t cols)
+/* Adds what a cast of x saturated and what it flushed to zero. */
+static void extremes_count(uint64_t *extremes, const uint8_t *codes, const float *x, float scale,
+                           enum fp8pipe_format format, int64_t count)
 {
-    uint8_t bytes[KERNEL_SUM_ROWS * TILE_COLS];
-    float buffer[TILE_COLS];
-    float sums[TILE_COLS] = {0};
+    float largest = fp8_max(format);
+    uint32_t saturated = 0, flushed = 0;
+
+    VECTOR_LOOP(i, count, {
+        saturated += float_from_bits(float_bits(x[i] * scale) & 0x7fffffffu) > largest;
+        flushed += (x[i] != 0.0f) & ((codes[i] & 0x7f) == 0);
+    });
+    extremes[0] += saturated;
+    extremes[1] += flushed;
+}
+
+void quantize_tile(struct quantize_pass *pass, const struct fp8pipe_matrix *x, int64_t row,
+                   int64_t col)
+{
+    const struct fp8pipe_quantize_target *target = pass->target;
+    uint8_t bytes[KERNEL_SUM_ROWS * QUANTIZE_TILE_COLS];
+    float buffer[QUANTIZE_TILE_COLS];
+    float sums[QUANTIZE_TILE_COLS] = {0};
     uint8_t *out = bytes;
-    int64_t out_stride = TILE_COLS;
-    int32_t largest = 0;
+    int64_t out_stride = QUANTIZE_TILE_COLS;
 
-    if (args->row != NULL) {
-        out = args->row + row * args->row_stride + col;
-        out_stride = args->row_stride;
+    assert(x->rows <= KERNEL_SUM_ROWS && x->cols <= QUANTIZE_TILE_COLS);
+    if (!pass->quantizes) {
+        return;
     }
-    for (int64_t i = 0; i < rows; i++) {
-        const float *x = row_piece(&args->x, row + i, col, cols, buffer);
+    if (target->row != NULL) {
+        out = target->row + row * target->row_stride + col;
+        out_stride = target->row_stride;
+    }
+    for (int64_t i = 0; i < x->rows; i++) {
+        const float *values = row_piece(x, i, 0, x->cols, buffer);
 
-        if (args->amax != NULL) {
-            largest = bits_max(x, cols, largest);
+        if (target->amax != NULL) {
+            pass->largest = bits_max(values, x->cols, pass->largest);
         }
-        if (args->partials != NULL) {
-            sums_add(sums, x, cols);
+        if (target->partials != NULL) {
+            sums_add(sums, values, x->cols);
         }
-        cast(out + i * out_stride, x, scale, args->format, cols);
+        cast(out + i * out_stride, values, pass->scale, target->format, x->cols);
+        if (target->extremes != NULL) {
+            extremes_count(pass->extremes, out + i * out_stride, values, pass->scale,
+                           target->format, x->cols);
+        }
     }
-    if (args->transposed != NULL) {
-        tile_transpose(args->transposed + col * args->transposed_stride + row,
-                       args->transposed_stride, out, out_stride, rows, cols);
+    if (target->transposed != NULL) {
+        tile_transpose(target->transposed + col * target->transposed_stride + row,
+                       target->transposed_stride, out, out_stride, x->rows, x->cols);
     }
-    if (args->partials != NULL) {
-        memcpy(args->partials + row / KERNEL_SUM_ROWS * args->x.cols + col, sums,
-               (size_t)cols * sizeof(float));
+    if (target->partials != NULL) {
+        memcpy(target->partials + row / KERNEL_SUM_ROWS * target->cols + col, sums,
+               (size_t)x->cols * sizeof(float));
     }
-    return largest;
+}
+
+void quantize_begin(struct quantize_pass *pass, const struct fp8pipe_quantize_target *target)
+{
+    *pass = (struct quantize_pass){.target = target, .quantizes = target->scale_inv != NULL};
+    if (pass->quantizes) {
+        pass->scale = quantize_scale(target);
+        *target->scale_inv = 1.0f / pass->scale;
+    }
+}
+
+void quantize_end(struct quantize_pass *pass)
+{
+    const struct fp8pipe_quantize_target *target = pass->target;
+
+    if (target->rows == 0 || target->cols == 0) {
+        return;
+    }
+    if (target->row != NULL) {
+        pad(target->row, target->rows, target->row_stride, target->cols);
+    }
+    if (target->transposed != NULL) {
+        pad(target->transposed, target->cols, target->transposed_stride, target->rows);
+    }
+    if (target->amax != NULL) {
+        amax_fold(target->amax, (uint32_t)pass->largest);
+    }
+    if (target->extremes != NULL) {
+        __atomic_fetch_add(&target->extremes[0], pass->extremes[0], __ATOMIC_RELAXED);
+        __atomic_fetch_add(&target->extremes[1], pass->extremes[1], __ATOMIC_RELAXED);
+    }
 }
 
 void kernel_quantize_host(const struct kernel_quantize_args *args)
 {
     const struct fp8pipe_matrix *x = &args->x;
-    float scale = quantize_scale(args);
-    int32_t largest = 0;
+    struct fp8pipe_quantize_target target = kernel_quantize_target(args);
+    struct quantize_pass pass;
 
-    *args->scale_inv = 1.0f / scale;
-    if (x->rows == 0 || x->cols == 0) {
-        return;
-    }
+    quantize_begin(&pass, &target);
     for (int64_t row = 0; row < x->rows; row += KERNEL_SUM_ROWS) {
         int64_t rows = minimum(KERNEL_SUM_ROWS, x->rows - row);
 
-        for (int64_t col = 0; col < x->cols; col += TILE_COLS) {
-            int32_t bits =
-                quantize_tile(args, scale, row, rows, col, minimum(TILE_COLS, x->cols - col));
+        for (int64_t col = 0; col < x->cols; col += QUANTIZE_TILE_COLS) {
+            struct fp8pipe_matrix tile = *x;
 
-            largest = bits > largest ? bits : largest;
+            tile.data = matrix_at(x, row, col);
+            tile.rows = rows;
+            tile.cols = minimum(QUANTIZE_TILE_COLS, x->cols - col);
+            quantize_tile(&pass, &tile, row, col);
         }
     }
-    if (args->row != NULL) {
-        pad(args->row, x->rows, args->row_stride, x->cols);
-    }
-    if (args->transposed != NULL) {
-        pad(args->transposed, x->cols, args->transposed_stride, x->rows);
-    }
-    if (args->amax != NULL) {
-        amax_fold(args->amax, (uint32_t)largest);
-    }
+    quantize_end(&pass);
 }
 
 void kernel_partials_host(const struct kernel_partials_args *args)
 {
     const struct fp8pipe_matrix *x = &args->x;
-    float buffer[TILE_COLS];
+    float buffer[QUANTIZE_TILE_COLS];
 
     for (int64_t row = 0; row < x->rows; row++) {
         float *sums = args->partials + row / KERNEL_SUM_ROWS * x->cols;
@@ -272,11 +310,19 @@ void kernel_partials_host(const struct kernel_partials_args *args)
         if (row % KERNEL_SUM_ROWS == 0) {
             memset(sums, 0, (size_t)x->cols * sizeof(float));
         }
-        for (int64_t col = 0; col < x->cols; col += TILE_COLS) {
-            int64_t count = minimum(TILE_COLS, x->cols - col);
+        for (int64_t col = 0; col < x->cols; col += QUANTIZE_TILE_COLS) {
+            int64_t count = minimum(QUANTIZE_TILE_COLS, x->cols - col);
 
             sums_add(sums + col, row_piece(x, row, col, count, buffer), count);
         }
+    }
+}
+
+void kernel_capture_host(const struct kernel_capture_args *args)
+{
+    *args->scale_inv = 1.0f / *args->scale;
+    if (args->amax != NULL) {
+        amax_fold(args->amax, *args->own_amax & 0x7fffffffu);
     }
 }
 
@@ -285,14 +331,74 @@ void kernel_transpose_host(const struct kernel_transpose_args *args)
     if (args->rows == 0 || args->cols == 0) {
         return;
     }
+    if (args->capture.scale_inv != NULL) {
+        kernel_capture_host(&args->capture);
+    }
     for (int64_t row = 0; row < args->rows; row += KERNEL_SUM_ROWS) {
         int64_t rows = minimum(KERNEL_SUM_ROWS, args->rows - row);
 
-        for (int64_t col = 0; col < args->cols; col += TILE_COLS) {
+        for (int64_t col = 0; col < args->cols; col += QUANTIZE_TILE_COLS) {
             tile_transpose(args->out + col * args->out_stride + row, args->out_stride,
                            args->in + row * args->in_stride + col, args->in_stride, rows,
-                           minimum(TILE_COLS, args->cols - col));
+                           minimum(QUANTIZE_TILE_COLS, args->cols - col));
         }
     }
     pad(args->out, args->cols, args->out_stride, args->rows);
+}
+
+/* One tile of values from `piece`, in `values`. */
+static struct fp8pipe_matrix tile_values(const struct fp8pipe_quantize_target *target,
+                                         quantize_piece_fn *piece, void *arg, bool writes,
+                                         int64_t row, int64_t col, float *values)
+{
+    struct fp8pipe_matrix tile = {values,
+                                  minimum(KERNEL_SUM_ROWS, target->rows - row),
+                                  minimum(QUANTIZE_TILE_COLS, target->cols - col),
+                                  QUANTIZE_TILE_COLS,
+                                  FP8PIPE_FP32,
+                                  0};
+
+    for (int64_t i = 0; i < tile.rows; i++) {
+        const struct quantize_place at = {row + i, col, tile.cols, writes};
+
+        piece(arg, &at, values + i * QUANTIZE_TILE_COLS);
+    }
+    return tile;
+}
+
+static void own_amax(const struct fp8pipe_quantize_target *target, quantize_piece_fn *piece,
+                     void *arg, float *values)
+{
+    int32_t largest = 0;
+
+    for (int64_t row = 0; row < target->rows; row += KERNEL_SUM_ROWS) {
+        for (int64_t col = 0; col < target->cols; col += QUANTIZE_TILE_COLS) {
+            struct fp8pipe_matrix tile = tile_values(target, piece, arg, false, row, col, values);
+
+            for (int64_t i = 0; i < tile.rows; i++) {
+                largest = bits_max(values + i * tile.stride, tile.cols, largest);
+            }
+        }
+    }
+    amax_fold(target->own_amax, (uint32_t)largest);
+}
+
+void quantize_pieces(const struct fp8pipe_quantize_target *target, quantize_piece_fn *piece,
+                     void *arg)
+{
+    float values[KERNEL_SUM_ROWS * QUANTIZE_TILE_COLS];
+    struct quantize_pass pass;
+
+    if (target->own_amax != NULL && *target->has_scale == 0) {
+        own_amax(target, piece, arg, values);
+    }
+    quantize_begin(&pass, target);
+    for (int64_t row = 0; row < target->rows; row += KERNEL_SUM_ROWS) {
+        for (int64_t col = 0; col < target->cols; col += QUANTIZE_TILE_COLS) {
+            struct fp8pipe_matrix tile = tile_values(target, piece, arg, true, row, col, values);
+
+            quantize_tile(&pass, &tile, row, col);
+        }
+    }
+    quantize_end(&pass);
 }

@@ -1,7 +1,7 @@
+#include <string.h>
+
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
-
-#include "kernels/convert.h"
 
 static uint32_t window_max(const uint32_t *window, int64_t count, uint32_t largest)
 {
@@ -44,6 +44,10 @@ void kernel_scale_update_host(const struct kernel_scale_update_args *args)
 {
     int32_t any = 0;
 
+    if (args->skip_if != NULL && *args->skip_if != 0) {
+        memset(args->amax, 0, (size_t)args->slots * sizeof(*args->amax));
+        return;
+    }
     for (int64_t slot = 0; slot < args->slots; slot++) {
         slot_update(args, slot);
         any |= args->nonfinite[slot];

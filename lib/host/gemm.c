@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "kernels/fp8.h"
+#include "kernels/host/activate.h"
 #include "kernels/host/convert.h"
 #include "status.h"
 
@@ -150,7 +151,8 @@ enum fp8pipe_status host_gemm_prepare(const struct gemm_args *args,
     if (status == FP8PIPE_OK) {
         status = operand_alloc(&args->b, args->n, args->k, &work->b);
     }
-    if (status == FP8PIPE_OK && (args->d_dtype != FP8PIPE_FP32 || args->accumulate)) {
+    if (status == FP8PIPE_OK &&
+        (args->d_scale != NULL || args->d_dtype != FP8PIPE_FP32 || args->accumulate)) {
         status = scratch_alloc(args->m, args->n, &work->product);
     }
     if (status != FP8PIPE_OK) {
@@ -213,38 +215,80 @@ static const float *operand_load(const struct host_gemm_work *work,
     return scratch;
 }
 
+/* The address of element [row, col] of an output of `bytes` an element. */
+static void *element(void *data, int64_t stride, size_t bytes, int64_t row, int64_t col)
+{
+    return (char *)data + (size_t)(row * stride + col) * bytes;
+}
+
+/* values += from, whatever its dtype. */
+static void add(float *values, const void *from, enum fp8pipe_dtype dtype, int64_t count)
+{
+    float terms[PIECE_COLS];
+
+    row_load(terms, from, dtype, count);
+    VECTOR_LOOP(i, count, values[i] += terms[i]);
+}
+
+/* The bytes of values times the scale; the largest bits of |value|, and `largest`. */
+static uint32_t cast(uint8_t *to, enum fp8pipe_format format, float scale, const float *values,
+                     int64_t count, uint32_t largest)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = float_bits(values[i]) & 0x7fffffffu;
+
+        largest = bits > largest ? bits : largest;
+        to[i] = fp8_from_float(values[i] * scale, format);
+    }
+    return largest;
+}
+
 /*
- * D (+)= scale * product + bias. `scale` is the product of two float32, of which one may be huge
- * and the other tiny: in double neither they nor their use leave the range before the result does.
+ * What args say of D, from the product. `scale` is the product of two float32, of which one may be
+ * huge and the other tiny: in double neither they nor their use leave the range before the result
+ * does.
  */
 static void finish(const struct gemm_args *args, const float *product, int64_t product_stride,
                    double scale, bool scaled)
 {
-    size_t d_bytes = dtype_bytes(args->d_dtype);
+    size_t bytes = args->d_scale != NULL ? 1 : dtype_bytes(args->d_dtype);
     float values[PIECE_COLS];
-    float terms[PIECE_COLS];
+    uint32_t largest = 0;
 
     for (int64_t row = 0; row < args->m; row++) {
         for (int64_t col = 0; col < args->n; col += PIECE_COLS) {
             int64_t count = args->n - col < PIECE_COLS ? args->n - col : PIECE_COLS;
-            char *d = (char *)args->d + (size_t)(row * args->d_stride + col) * d_bytes;
+            void *d = element(args->d, args->d_stride, bytes, row, col);
 
             row_load(values, product + row * product_stride + col, FP8PIPE_FP32, count);
             if (scaled) {
                 VECTOR_LOOP(i, count, values[i] = (float)(values[i] * scale));
             }
             if (args->bias != NULL) {
-                size_t offset = (size_t)col * dtype_bytes(args->bias_dtype);
-
-                row_load(terms, (const char *)args->bias + offset, args->bias_dtype, count);
-                VECTOR_LOOP(i, count, values[i] += terms[i]);
+                add(values, (const char *)args->bias + (size_t)col * dtype_bytes(args->bias_dtype),
+                    args->bias_dtype, count);
             }
             if (args->accumulate) {
-                row_load(terms, d, args->d_dtype, count);
-                VECTOR_LOOP(i, count, values[i] += terms[i]);
+                add(values, d, args->d_dtype, count);
             }
-            row_store(d, args->d_dtype, values, count);
+            if (args->pre != NULL) {
+                row_store(element(args->pre, args->pre_stride, bytes, row, col), args->d_dtype,
+                          values, count);
+            }
+            row_activate(values, args->activation, count);
+            if (args->residual != NULL) {
+                add(values, element((void *)args->residual, args->residual_stride, bytes, row, col),
+                    args->d_dtype, count);
+            }
+            if (args->d_scale != NULL) {
+                largest = cast(d, args->d_format, *args->d_scale, values, count, largest);
+            } else {
+                row_store(d, args->d_dtype, values, count);
+            }
         }
+    }
+    if (args->d_scale != NULL && args->d_amax != NULL) {
+        *args->d_amax = largest;
     }
 }
 
@@ -265,7 +309,8 @@ void host_gemm_run(struct host_gemm_work *work)
                 args->b.transposed ? CblasNoTrans : CblasTrans, (int)args->m, (int)args->n,
                 (int)args->k, 1.0f, a, a_stride, b, b_stride, 0.0f, product, product_stride);
     pthread_rwlock_unlock(&blas_usable);
-    if (product != args->d || scaled || args->bias != NULL) {
+    if (product != args->d || scaled || args->bias != NULL || args->pre != NULL ||
+        args->residual != NULL || args->activation != FP8PIPE_ACTIVATION_NONE) {
         finish(args, product, product_stride, scale, scaled);
     }
     scratch_free(work);

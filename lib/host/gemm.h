@@ -1,6 +1,7 @@
 /*
  * GEMM of the host backend, through CBLAS: FP8, bf16 and fp16 operands are widened to float32
- * exactly, products are summed in float32, the scales, the bias and the old D come in afterwards.
+ * exactly, products are summed in float32, the scales, the bias, the old D and the epilogue come in
+ * afterwards.
  *
  * Everything that can fail does so in prepare, on the enqueuing thread; run cannot. The process's
  * BLAS settings (threads) are left as they are.

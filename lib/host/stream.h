@@ -33,7 +33,7 @@
 #define HOST_STREAM_ITEMS 256
 
 /* Bytes of arguments that an item carries. */
-#define HOST_STREAM_ARGS 240
+#define HOST_STREAM_ARGS 512
 
 /* Runs one item. `args` is the item's copy, which it may not keep. */
 typedef void host_work_fn(void *args);

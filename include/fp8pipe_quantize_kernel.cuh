@@ -1,0 +1,813 @@
+/*
+ * libfp8pipe: the kernels behind fp8pipe_quantize.cuh. Nothing here is for users, and all of it may
+ * change: only what is outside of `detail` is the interface.
+ *
+ * Values v [rows, cols], float32, computed by a functor F in units of 8 columns. FP8 rows and
+ * transposed rows are 16-byte aligned with strides that are multiples of 16 bytes, padding written
+ * as zeros. Scaling rule: code = cast(v * scale), one scale for all, read or made on the device from
+ * *has_scale, *scale and *own_amax; *scale_inv = 1 / scale. The amax is the largest of the bits of
+ * |v|, one atomicMax a block. Sums over 64 rows are made in one fixed order.
+ *
+ * Two main kernels. Rows: a block of up to 256 threads, each with one unit of 4 rows, for what only
+ * streams. Tiles: 128 rows by 64 or 128 columns, for what transposes or sums.
+ */
+#ifndef FP8PIPE_QUANTIZE_KERNEL_CUH
+#define FP8PIPE_QUANTIZE_KERNEL_CUH
+
+#include <float.h>
+#include <type_traits>
+#include <utility>
+
+#include <fp8pipe_fused.h>
+#include <fp8pipe_operand.cuh>
+
+namespace fp8pipe_cuda
+{
+#ifdef FP8PIPE_DEBUG
+inline namespace checked
+{
+#else
+inline namespace unchecked
+{
+#endif
+namespace detail
+{
+enum {
+    ROW_UNITS = 128,    /* the widest block of the rows kernels */
+    ROW_THREADS = 256,
+    ROW_ROWS = 4,       /* of each thread */
+    TILE_HEIGHT = 128,
+    SUM_HEIGHT = 64,    /* rows of one partial sum */
+    SLAB = 16,          /* rows that one warp sums */
+    GRID_MAX = 65535,   /* in y and z */
+    NO_FORMAT = -1      /* no FP8 output */
+};
+
+/* ---- Tuning ------------------------------------------------------------------------------- */
+
+/*
+ * How tiles are worked on. ROWS rows, a multiple of 4, of one unit are a thread's; the loads of
+ * FLIGHT of them are issued before the first is computed. BLOCKS fit on a multiprocessor. Blocks go
+ * down GROUP tiles before they go on to the next column of tiles. A block works on TILES tiles, all
+ * in one column, AHEAD: it loads the next before it computes the one at hand.
+ */
+template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int TILES_, bool AHEAD_>
+struct tile_shape {
+    enum {
+        ROWS = ROWS_,
+        FLIGHT = FLIGHT_,
+        UNITS = UNITS_,
+        BLOCKS = BLOCKS_,
+        GROUP = GROUP_,
+        TILES = TILES_,
+        WIDTH = UNITS_ * UNIT,
+        THREADS = UNITS_ * TILE_HEIGHT / ROWS_
+    };
+    static constexpr bool AHEAD = AHEAD_;
+    static_assert(ROWS % 4 == 0 && ROWS % FLIGHT == 0, "four rows are transposed at a time");
+    static_assert(UNITS % 8 == 0, "a warp has 8 units of 4 times 4 rows");
+    static_assert(!AHEAD || FLIGHT == ROWS, "what is loaded ahead is a whole tile");
+};
+
+template <int FLIGHT_, int BLOCKS_> struct row_shape {
+    enum { FLIGHT = FLIGHT_, BLOCKS = BLOCKS_ };
+    static_assert(ROW_ROWS % FLIGHT == 0, "all rows of a thread are worked on");
+};
+
+/* By what one unit of F loads, so that registers suffice: the more, the fewer rows in flight. */
+template <class F> struct tuning {
+    enum { WORDS = sizeof(typename F::loaded) / 4, FLIGHT = WORDS <= 8 ? 4 : WORDS <= 20 ? 2 : 1 };
+    typedef row_shape<FLIGHT, WORDS <= 4 ? 4 : WORDS <= 20 ? 3 : 2> rows;
+    typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : 2, 8, 1, false> tiles;
+};
+
+/* Whether F says, with a member bool aligned() const, that all of its accesses are aligned. */
+template <class F, class = void> struct alignment {
+    static constexpr bool KNOWN = false;
+    static bool of(const F &)
+    {
+        return false;
+    }
+};
+template <class F> struct alignment<F, std::void_t<decltype(std::declval<const F &>().aligned())>> {
+    static constexpr bool KNOWN = true;
+    static bool of(const F &functor)
+    {
+        return functor.aligned();
+    }
+};
+
+/* ---- Largest magnitude -------------------------------------------------------------------- */
+
+/* What is kept of F's values while the amax is looked for, and its float32 bits in the end. */
+template <class F> struct folding {
+    static FP8PIPE_DEVICE uint32_t fold(uint32_t largest, const typename F::loaded &,
+                                        const values &v)
+    {
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            largest = max(largest, fp8pipe_float_bits(v[i]) & 0x7fffffffu);
+        return largest;
+    }
+    static FP8PIPE_DEVICE uint32_t bits(uint32_t largest)
+    {
+        return largest;
+    }
+};
+
+/* All threads of the block, whole warps, call it, once in a kernel. */
+static FP8PIPE_DEVICE void amax_publish(uint32_t bits, uint32_t *to)
+{
+    __shared__ uint32_t largest[32];
+    const int thread = threadIdx.x + threadIdx.y * blockDim.x;
+    const int warps = (int)(blockDim.x * blockDim.y) / 32;
+
+    bits = __reduce_max_sync(0xffffffffu, bits);
+    if (thread % 32 == 0)
+        largest[thread / 32] = bits;
+    __syncthreads();
+    if (thread < 32) {
+        bits = __reduce_max_sync(0xffffffffu, thread < warps ? largest[thread] : 0);
+        if (thread == 0 && bits != 0)
+            atomicMax(to, bits);
+    }
+}
+
+/* ---- Scale -------------------------------------------------------------------------------- */
+
+static FP8PIPE_DEVICE float target_scale(const fp8pipe_quantize_target &t)
+{
+    if (t.scale == NULL)
+        return 1.0f;
+    if (t.own_amax == NULL || *t.has_scale != 0)
+        return *t.scale;
+    const uint32_t bits = *t.own_amax;
+    if (bits == 0 || bits >= 0x7f800000u)
+        return 1.0f;
+    return fp8pipe_fp8_scale(__fdiv_rn(t.scale_numerator, fp8pipe_float_from_bits(bits)));
+}
+
+/* One thread of the whole grid writes. */
+static FP8PIPE_DEVICE void publish_scale(const fp8pipe_quantize_target &t)
+{
+    if (t.scale_inv != NULL &&
+        (blockIdx.x | blockIdx.y | threadIdx.x | threadIdx.y) == 0)
+        *t.scale_inv = __fdiv_rn(1.0f, target_scale(t));
+}
+
+/* ---- FP8 ---------------------------------------------------------------------------------- */
+
+/* Two codes, that of a in the lower byte. The instruction saturates inf and gives NaN as 0x7F. */
+template <int FORMAT> FP8PIPE_DEVICE uint32_t fp8_two(float a, float b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t pair;
+
+    if (FORMAT == FP8PIPE_E5M2)
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    else
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+#else
+    return fp8pipe_fp8_from_float(a, (enum fp8pipe_format)FORMAT) |
+           (uint32_t)fp8pipe_fp8_from_float(b, (enum fp8pipe_format)FORMAT) << 8;
+#endif
+}
+
+/* The codes of v times scale. */
+template <int FORMAT> FP8PIPE_DEVICE uint2 fp8_unit(const values &v, float scale)
+{
+    uint32_t pair[UNIT / 2];
+
+#pragma unroll
+    for (int i = 0; i < UNIT / 2; i++)
+        pair[i] = fp8_two<FORMAT>(__fmul_rn(v[2 * i], scale), __fmul_rn(v[2 * i + 1], scale));
+    return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+}
+
+/* Of codes, the first `count`; the rest become 0. */
+static FP8PIPE_DEVICE uint2 fp8_cut(uint2 codes, int count)
+{
+    if (count < UNIT) {
+        const uint64_t keep = ((uint64_t)1 << (8 * count)) - 1;
+
+        codes.x &= (uint32_t)keep;
+        codes.y &= (uint32_t)(keep >> 32);
+    }
+    return codes;
+}
+
+/* A thread's count of values that saturate, and of those that are flushed to zero. */
+struct extremes {
+    uint32_t saturated;
+    uint32_t flushed;
+};
+
+template <int FORMAT>
+FP8PIPE_DEVICE void extremes_count(extremes &e, const values &v, float scale, uint2 codes)
+{
+    const float largest = FORMAT == FP8PIPE_E5M2 ? FP8PIPE_E5M2_MAX : FP8PIPE_E4M3_MAX;
+
+#pragma unroll
+    for (int i = 0; i < UNIT; i++) {
+        const uint32_t code = (i < 4 ? codes.x : codes.y) >> (i % 4 * 8);
+
+        e.saturated += fabsf(__fmul_rn(v[i], scale)) > largest;
+        e.flushed += (fp8pipe_float_bits(v[i]) & 0x7fffffffu) != 0 && (code & 0x7fu) == 0;
+    }
+}
+
+/* All threads of the block, whole warps, call it. */
+static FP8PIPE_DEVICE void extremes_publish(const extremes &e, uint64_t *to)
+{
+    const uint32_t saturated = __reduce_add_sync(0xffffffffu, e.saturated);
+    const uint32_t flushed = __reduce_add_sync(0xffffffffu, e.flushed);
+
+    if ((threadIdx.x + threadIdx.y * blockDim.x) % 32 != 0)
+        return;
+    if (saturated != 0)
+        atomicAdd((unsigned long long *)to, (unsigned long long)saturated);
+    if (flushed != 0)
+        atomicAdd((unsigned long long *)to + 1, (unsigned long long)flushed);
+}
+
+/* ---- One unit ----------------------------------------------------------------------------- */
+
+/* A kernel's only argument. */
+template <class F> struct job {
+    fp8pipe_quantize_target target;
+    F functor;
+};
+
+/* Rows and columns. WHOLE: all that there are, and a block's more, are below 2^31. */
+template <bool WHOLE> using index = std::conditional_t<WHOLE, uint32_t, int64_t>;
+
+/* row * stride. WHOLE: both are below 2^32. */
+template <bool WHOLE> FP8PIPE_DEVICE uint64_t offset(int64_t row, int64_t stride)
+{
+    return WHOLE ? (uint64_t)(uint32_t)row * (uint32_t)stride : (uint64_t)(row * stride);
+}
+
+/* Columns that exist of the unit at `col`, at most UNIT, 0 or less: none. WHOLE: all or none. */
+template <bool WHOLE>
+static FP8PIPE_DEVICE int unit_count(const fp8pipe_quantize_target &t, int64_t col)
+{
+    if (WHOLE)
+        return (uint32_t)col < (uint32_t)t.cols ? (int)UNIT : 0;
+    return (int)max((int64_t)0, min((int64_t)UNIT, t.cols - col));
+}
+
+/* A place of which the compiler knows that it is whole, if it is. count > 0. */
+template <bool WHOLE>
+static FP8PIPE_DEVICE place place_of(int64_t row, int64_t col, int count, bool writes)
+{
+    return {row, col, WHOLE ? (int)UNIT : count, writes, WHOLE};
+}
+
+/* What a thread gathers over its units. */
+struct gathered {
+    uint32_t largest;
+    extremes counts;
+};
+
+/* Of v, the first `count`; the rest become 0. */
+static FP8PIPE_DEVICE values values_cut(values v, int count)
+{
+    if (count < UNIT)
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            v[i] = i < count ? v[i] : 0.0f;
+    return v;
+}
+
+/* Computes one unit that exists. *v: its values, 0 beyond at.count. Returns its codes, likewise. */
+template <class F, int FORMAT, bool EXTREMES>
+FP8PIPE_DEVICE uint2 unit_run(const job<F> &job, const place &at, const typename F::loaded &in,
+                              float scale, gathered &g, values &v)
+{
+    v = values_cut(job.functor.compute(at, in), at.count);
+    g.largest = folding<F>::fold(g.largest, in, v);
+    const uint2 codes = fp8_cut(fp8_unit<FORMAT>(v, scale), at.count);
+    if (EXTREMES)
+        extremes_count<FORMAT>(g.counts, v, scale, codes);
+    return codes;
+}
+
+template <class F, bool EXTREMES>
+FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
+{
+    publish_scale(job.target);
+    if (EXTREMES)
+        extremes_publish(g.counts, job.target.extremes);
+    if (job.target.amax != NULL)
+        amax_publish(folding<F>::bits(g.largest), job.target.amax);
+}
+
+/* ---- Rows --------------------------------------------------------------------------------- */
+
+/* Calls each(i, row, in) for ROW_ROWS rows of a thread, after FLIGHT of them were loaded. */
+template <class F, int FLIGHT, bool WHOLE, class EACH>
+FP8PIPE_DEVICE void rows_run(const job<F> &job, index<WHOLE> first, index<WHOLE> col, int count,
+                             bool writes, const EACH &each)
+{
+    const index<WHOLE> rows = (index<WHOLE>)job.target.rows;
+
+#pragma unroll
+    for (int batch = 0; batch < ROW_ROWS; batch += FLIGHT) {
+        typename F::loaded in[FLIGHT];
+
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const index<WHOLE> row = first + (batch + i) * blockDim.y;
+
+            if (row < rows)
+                in[i] = job.functor.load(place_of<WHOLE>(row, col, count, writes));
+        }
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const index<WHOLE> row = first + (batch + i) * blockDim.y;
+
+            each(batch + i, row < rows, place_of<WHOLE>(row, col, count, writes), in[i]);
+        }
+    }
+}
+
+/* FORMAT NO_FORMAT: only the functor's own results are written. */
+template <class F, int FORMAT, bool EXTREMES, bool WHOLE>
+static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
+    rows_kernel(const __grid_constant__ job<F> job)
+{
+    typedef index<WHOLE> number;
+    const fp8pipe_quantize_target &t = job.target;
+    const number rows = (number)t.rows;
+    const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
+    const number step = (number)gridDim.y * (blockDim.y * ROW_ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * ROW_ROWS) + threadIdx.y;
+    const int count = unit_count<WHOLE>(t, col);
+    gathered g = {};
+
+    if (count > 0) {
+        for (; first < rows; first += step) {
+            float scale = 1.0f;
+
+            rows_run<F, tuning<F>::rows::FLIGHT, WHOLE>(
+                job, first, col, count, true,
+                [&](int i, bool exists, const place &at, const typename F::loaded &in) {
+                    values v;
+
+                    /* Read after the loads are on their way; all but the first time from a cache. */
+                    if (FORMAT != NO_FORMAT && i == 0)
+                        scale = target_scale(t);
+                    if (!exists)
+                        return;
+                    if constexpr (FORMAT == NO_FORMAT)
+                        (void)job.functor.compute(at, in);
+                    else
+                        *(uint2 *)(t.row + offset<WHOLE>(at.row, t.row_stride) + col) =
+                            unit_run<F, FORMAT, EXTREMES>(job, at, in, scale, g, v);
+                });
+        }
+    } else if (FORMAT != NO_FORMAT && col < (number)t.row_stride) {
+        for (; first < rows; first += step)
+            for (int i = 0; i < ROW_ROWS; i++)
+                if (first + i * blockDim.y < rows)
+                    *(uint2 *)(t.row + offset<WHOLE>(first + i * blockDim.y, t.row_stride) + col) =
+                        make_uint2(0, 0);
+    }
+    if (FORMAT != NO_FORMAT)
+        gathered_publish<F, EXTREMES>(job, g);
+}
+
+/* The pass in front: the amax of all values into *to. Nothing is read if *skip_if is set. */
+template <class F, bool WHOLE>
+static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
+    amax_kernel(const __grid_constant__ job<F> job, const int32_t *skip_if, uint32_t *to)
+{
+    typedef index<WHOLE> number;
+    const number rows = (number)job.target.rows;
+    const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
+    const number step = (number)gridDim.y * (blockDim.y * ROW_ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * ROW_ROWS) + threadIdx.y;
+    const int count = unit_count<WHOLE>(job.target, col);
+    uint32_t largest = 0;
+
+    if (skip_if != NULL && *skip_if != 0)
+        return;
+    for (; count > 0 && first < rows; first += step)
+        rows_run<F, tuning<F>::rows::FLIGHT, WHOLE>(
+            job, first, col, count, false,
+            [&](int, bool exists, const place &at, const typename F::loaded &in) {
+                if (exists)
+                    largest = folding<F>::fold(largest, in,
+                                               values_cut(job.functor.compute(at, in), at.count));
+            });
+    amax_publish(folding<F>::bits(largest), to);
+}
+
+/* For no elements: the scale alone. */
+static __global__ void empty_kernel(const __grid_constant__ fp8pipe_quantize_target target)
+{
+    publish_scale(target);
+}
+
+/* ---- Transposing bytes through shared memory ---------------------------------------------- */
+
+/* Column i of four rows of four bytes, as one word. */
+static FP8PIPE_DEVICE void bytes_transpose(uint32_t out[4], uint32_t a, uint32_t b, uint32_t c,
+                                           uint32_t d)
+{
+    const uint32_t ab01 = __byte_perm(a, b, 0x5140);
+    const uint32_t ab23 = __byte_perm(a, b, 0x7362);
+    const uint32_t cd01 = __byte_perm(c, d, 0x5140);
+    const uint32_t cd23 = __byte_perm(c, d, 0x7362);
+
+    out[0] = __byte_perm(ab01, cd01, 0x5410);
+    out[1] = __byte_perm(ab01, cd01, 0x7632);
+    out[2] = __byte_perm(ab23, cd23, 0x5410);
+    out[3] = __byte_perm(ab23, cd23, 0x7632);
+}
+
+/*
+ * A tile of FP8 codes, transposed: WIDTH columns of 128 bytes, each 8 chunks of 16 bytes (16 rows).
+ * Chunk c of a column lies at c ^ (column / 8 % 8). A warp writes one word of the same column of
+ * each of 8 units, for 4 row groups of the same chunk: 8 chunks x 4 words, all 32 banks. 8 threads
+ * read the 8 chunks of one column: all 32 banks.
+ */
+template <int WIDTH> struct transposed_tile {
+    enum { CHUNKS = TILE_HEIGHT / 16 };
+    static_assert(CHUNKS == 8, "8 chunks of 16 bytes are one pass over the banks");
+    uint4 chunk[WIDTH * CHUNKS];
+
+    /* The unit at column `col` of the rows 4 * group .. 4 * group + 3. */
+    FP8PIPE_DEVICE void put(unsigned col, unsigned group, const uint2 codes[4])
+    {
+        const unsigned part = group / 4 ^ (col / UNIT % CHUNKS);
+        uint32_t *to = (uint32_t *)chunk + (col * CHUNKS + part) * 4 + group % 4;
+        uint32_t out[UNIT];
+
+        bytes_transpose(out, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+        bytes_transpose(out + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            to[i * CHUNKS * 4] = out[i];
+    }
+
+    /*
+     * After a barrier: writes the tile at column `col`, row `row` of the matrix before it was
+     * transposed. `to` has `cols` rows of `stride` bytes, all of which are written. SMALL: cols and
+     * stride are below 2^31.
+     */
+    template <int THREADS, bool SMALL>
+    FP8PIPE_DEVICE void write(uint8_t *to, int64_t stride, int64_t row, int64_t col,
+                              int64_t cols) const
+    {
+        enum { STEP = THREADS / CHUNKS };
+        static_assert(THREADS % CHUNKS == 0 && WIDTH % STEP == 0, "whole columns each time");
+        const unsigned part = threadIdx.x % CHUNKS;
+        const unsigned first = threadIdx.x / CHUNKS;
+        uint8_t *corner = to + row + part * 16;
+        const int left = (int)min((int64_t)WIDTH, cols - col);
+
+        if (part * 16 < (unsigned)min((int64_t)TILE_HEIGHT, stride - row))
+#pragma unroll
+            for (unsigned i = 0; i < WIDTH; i += STEP) {
+                const unsigned c = first + i;
+                const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % CHUNKS))];
+
+                if ((int)c < left)
+                    *(uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
+                                               : (uint64_t)((col + c) * stride))) = *from;
+            }
+    }
+};
+
+/* ---- Partial sums over a tile's rows ------------------------------------------------------ */
+
+/* Sums of 16 rows each, made by one warp: 4 rows of a thread, then a tree over its 4 threads. */
+template <int WIDTH> struct sums_tile {
+    float slab[TILE_HEIGHT / SLAB][WIDTH];
+
+    /* `sum`: the thread's, over its 4 rows. Lanes 8 and 16 apart have the other rows. */
+    FP8PIPE_DEVICE void put(unsigned col, unsigned group, const float sum[UNIT])
+    {
+        float all[UNIT];
+
+#pragma unroll
+        for (int i = 0; i < UNIT; i++) {
+            all[i] = __fadd_rn(sum[i], __shfl_xor_sync(0xffffffffu, sum[i], 8));
+            all[i] = __fadd_rn(all[i], __shfl_xor_sync(0xffffffffu, all[i], 16));
+        }
+        if (group % 4 == 0) {
+            float4 *to = (float4 *)&slab[group / 4][col];
+
+            to[0] = make_float4(all[0], all[1], all[2], all[3]);
+            to[1] = make_float4(all[4], all[5], all[6], all[7]);
+        }
+    }
+
+    /* After a barrier. `row`, `col`: the tile's first. */
+    template <int THREADS>
+    FP8PIPE_DEVICE void write(const fp8pipe_quantize_target &t, int64_t row, int64_t col) const
+    {
+#pragma unroll
+        for (int i = threadIdx.x; i < WIDTH * (TILE_HEIGHT / SUM_HEIGHT); i += THREADS) {
+            const int part = i / WIDTH;
+            const int c = i % WIDTH;
+
+            if (col + c >= t.cols || row + part * SUM_HEIGHT >= t.rows)
+                continue;
+            float sum = slab[part * (SUM_HEIGHT / SLAB)][c];
+#pragma unroll
+            for (int j = 1; j < SUM_HEIGHT / SLAB; j++)
+                sum = __fadd_rn(sum, slab[part * (SUM_HEIGHT / SLAB) + j][c]);
+            t.partials[(row / SUM_HEIGHT + part) * t.cols + col + c] = sum;
+        }
+    }
+};
+
+struct nothing {
+};
+
+/* ---- Tiles -------------------------------------------------------------------------------- */
+
+/* Where a thread stands in a tile: a warp has 8 units of 4 groups of 4 rows. */
+template <class SHAPE> struct tile_thread {
+    enum { BANDS = SHAPE::UNITS / 8, QUAD_HEIGHT = TILE_HEIGHT / (SHAPE::ROWS / 4) };
+    unsigned col;   /* of its unit, in the tile */
+    unsigned group; /* of its first four rows */
+
+    FP8PIPE_DEVICE tile_thread()
+        : col((threadIdx.x / 32 % BANDS * 8 + threadIdx.x % 8) * UNIT),
+          group(threadIdx.x / 32 / BANDS * 4 + threadIdx.x % 32 / 8)
+    {
+    }
+    /* Row i of the thread, in the tile. */
+    FP8PIPE_DEVICE unsigned row(int i) const
+    {
+        return i / 4 * QUAD_HEIGHT + group * 4 + i % 4;
+    }
+};
+
+/* Loads the thread's rows from .. from+COUNT-1 of the tile at tile_row, as far as they exist. */
+template <class F, int COUNT, bool WHOLE, class SHAPE>
+FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &thread,
+                              index<WHOLE> tile_row, index<WHOLE> col, int count, int from,
+                              typename F::loaded in[COUNT])
+{
+    const index<WHOLE> rows = (index<WHOLE>)job.target.rows;
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const index<WHOLE> row = tile_row + thread.row(from + i);
+
+        if (count > 0 && row < rows)
+            in[i] = job.functor.load(place_of<WHOLE>(row, col, count, true));
+    }
+}
+
+/* blockIdx: row of tiles in its group, column of tiles, group. */
+template <class F, int FORMAT, bool SUMS, bool EXTREMES, bool WHOLE, class SHAPE>
+static __global__ void
+__launch_bounds__(SHAPE::THREADS, WHOLE &&!EXTREMES ? SHAPE::BLOCKS : (SHAPE::BLOCKS + 1) / 2)
+    tiles_kernel(const __grid_constant__ job<F> job)
+{
+    enum { ROWS = SHAPE::ROWS, FLIGHT = SHAPE::FLIGHT, WIDTH = SHAPE::WIDTH };
+    typedef index<WHOLE> number;
+    __shared__ transposed_tile<WIDTH> transposed;
+    __shared__ std::conditional_t<SUMS, sums_tile<WIDTH>, nothing> sums;
+    const fp8pipe_quantize_target &t = job.target;
+    const tile_thread<SHAPE> thread;
+    const number rows = (number)t.rows;
+    const number end = (number)(t.transposed != NULL ? t.transposed_stride : t.rows);
+    const number step = (number)gridDim.z * (gridDim.x * TILE_HEIGHT);
+    const number tile_col = (number)blockIdx.y * WIDTH;
+    const number col = tile_col + thread.col;
+    const int count = unit_count<WHOLE>(t, col);
+    const bool stores = t.row != NULL && col < (number)t.row_stride;
+    number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * TILE_HEIGHT;
+    typename F::loaded in[FLIGHT];
+    gathered g = {};
+
+    if (SHAPE::AHEAD && tile_row < end)
+        tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, 0, in);
+    for (; tile_row < end; tile_row += step) {
+        typename F::loaded ahead[SHAPE::AHEAD ? FLIGHT : 1];
+        float scale = 1.0f;
+        uint2 codes[4];
+        float sum[UNIT];
+
+        if constexpr (SHAPE::AHEAD)
+            tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row + step, col, count, 0, ahead);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const number row = tile_row + thread.row(r);
+            values v = {};
+
+            if (!SHAPE::AHEAD && r % FLIGHT == 0)
+                tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, r, in);
+            /* Read after the loads are on their way; all but the first time from a cache. */
+            if (r == 0)
+                scale = target_scale(t);
+            codes[r % 4] = make_uint2(0, 0);
+            if (row < rows) {
+                if (count > 0)
+                    codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
+                        job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
+                if (stores)
+                    *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
+            }
+            if (SUMS)
+#pragma unroll
+                for (int i = 0; i < UNIT; i++)
+                    sum[i] = r % 4 == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
+            if (r % 4 == 3) {
+                if (t.transposed != NULL)
+                    transposed.put(thread.col, thread.row(r) / 4, codes);
+                if constexpr (SUMS)
+                    sums.put(thread.col, thread.row(r) / 4, sum);
+            }
+        }
+        __syncthreads();
+        if (t.transposed != NULL)
+            transposed.template write<SHAPE::THREADS, WHOLE>(t.transposed, t.transposed_stride,
+                                                             tile_row, tile_col, t.cols);
+        if constexpr (SUMS)
+            if (t.partials != NULL)
+                sums.template write<SHAPE::THREADS>(t, tile_row, tile_col);
+        if (tile_row + step < end)
+            __syncthreads();
+        if constexpr (SHAPE::AHEAD)
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++)
+                in[i] = ahead[i];
+    }
+    gathered_publish<F, EXTREMES>(job, g);
+}
+
+/* ---- Launches ----------------------------------------------------------------------------- */
+
+inline int64_t divide_up(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/*
+ * Launches and returns what the launch itself said. The runtime keeps that error as the thread's
+ * last one as well: it is taken back, and an older error, which is somebody else's, is left alone.
+ */
+inline cudaError_t launch(const void *kernel, dim3 grid, dim3 block, void **args,
+                          cudaStream_t stream)
+{
+    const cudaError_t error = cudaLaunchKernel(kernel, grid, block, args, 0, stream);
+
+    if (error != cudaSuccess && cudaPeekAtLastError() == error)
+        (void)cudaGetLastError();
+    return error;
+}
+
+struct geometry {
+    dim3 grid;
+    dim3 block;
+};
+
+/* Blocks as wide as the rows need, up to ROW_UNITS; small ones where there are few of them. */
+inline geometry rows_geometry(int64_t rows, int64_t cols)
+{
+    const int64_t units = divide_up(cols, UNIT);
+    int64_t width = 1, threads = ROW_THREADS;
+    geometry g;
+
+    while (width < units && width < ROW_UNITS)
+        width *= 2;
+    while (threads > 64 && threads > width && rows * units < threads * ROW_ROWS * 256)
+        threads /= 2;
+    const int64_t height = threads / width;
+    const int64_t down = divide_up(rows, height * ROW_ROWS);
+    g.grid = dim3((unsigned)divide_up(units, width), (unsigned)(down < GRID_MAX ? down : GRID_MAX));
+    g.block = dim3((unsigned)width, (unsigned)height);
+    return g;
+}
+
+template <class F>
+inline cudaError_t launch_job(void (*kernel)(const job<F>), const geometry &g, const job<F> &job,
+                              cudaStream_t stream)
+{
+    void *args[] = {(void *)&job};
+
+    return launch((const void *)kernel, g.grid, g.block, args, stream);
+}
+
+template <class F, int FORMAT, bool WHOLE>
+inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
+{
+    typedef typename tuning<F>::tiles shape;
+    const fp8pipe_quantize_target &t = job.target;
+    const int64_t rows = t.transposed != NULL ? t.transposed_stride : t.rows;
+    const int64_t cols = t.row != NULL ? t.row_stride : t.cols;
+    const int64_t down = divide_up(rows, TILE_HEIGHT);
+    const int64_t across = divide_up(cols, shape::WIDTH);
+    const int64_t group = down < shape::GROUP ? down : (int64_t)shape::GROUP;
+    const int64_t groups = divide_up(divide_up(down, group), shape::TILES);
+    geometry g;
+
+    if (across > GRID_MAX)
+        return cudaErrorInvalidValue;
+    g.grid = dim3((unsigned)group, (unsigned)across,
+                  (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
+    g.block = dim3(shape::THREADS);
+    if (t.extremes != NULL)
+        return launch_job<F>(tiles_kernel<F, FORMAT, true, true, WHOLE, shape>, g, job, stream);
+    if (t.partials != NULL)
+        return launch_job<F>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g, job, stream);
+    return launch_job<F>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, job, stream);
+}
+
+template <class F, int FORMAT, bool WHOLE>
+inline cudaError_t run_format(const job<F> &job, cudaStream_t stream)
+{
+    const fp8pipe_quantize_target &t = job.target;
+
+    if (t.row == NULL || t.transposed != NULL || t.partials != NULL)
+        return run_tiles<F, FORMAT, WHOLE>(job, stream);
+    const geometry g = rows_geometry(t.rows, t.row_stride);
+    if (t.extremes != NULL)
+        return launch_job<F>(rows_kernel<F, FORMAT, true, WHOLE>, g, job, stream);
+    return launch_job<F>(rows_kernel<F, FORMAT, false, WHOLE>, g, job, stream);
+}
+
+template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, cudaStream_t stream)
+{
+    const fp8pipe_quantize_target &t = job.target;
+
+    if (t.row == NULL && t.transposed == NULL && t.partials == NULL && t.amax == NULL &&
+        t.extremes == NULL)
+        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>, rows_geometry(t.rows, t.cols),
+                             job, stream);
+    switch (t.format) {
+    case FP8PIPE_E4M3:
+        return run_format<F, FP8PIPE_E4M3, WHOLE>(job, stream);
+    case FP8PIPE_E5M2:
+        return run_format<F, FP8PIPE_E5M2, WHOLE>(job, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+template <class F> inline bool is_whole(const fp8pipe_quantize_target &target, const F &functor)
+{
+    const int64_t limit = INT32_MAX / 2;
+
+    return target.cols % UNIT == 0 && target.rows <= limit && target.cols <= limit &&
+           target.row_stride <= limit && target.transposed_stride <= limit &&
+           alignment<F>::of(functor);
+}
+
+/* The main pass. */
+template <class F>
+inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, cudaStream_t stream)
+{
+    struct job<F> job = {target, functor};
+
+    if (target.rows == 0 || target.cols == 0) {
+        void *args[] = {(void *)&target};
+
+        return target.scale_inv == NULL
+                   ? cudaSuccess
+                   : launch((const void *)empty_kernel, dim3(1), dim3(1), args, stream);
+    }
+    if constexpr (alignment<F>::KNOWN)
+        if (is_whole(target, functor))
+            return run_whole<F, true>(job, stream);
+    return run_whole<F, false>(job, stream);
+}
+
+/* The amax of the values into *to, unless *skip_if (may be NULL) is set. */
+template <class F>
+inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &functor,
+                            const int32_t *skip_if, uint32_t *to, cudaStream_t stream)
+{
+    struct job<F> job = {target, functor};
+    void *args[] = {(void *)&job, (void *)&skip_if, (void *)&to};
+    const geometry g = rows_geometry(target.rows, target.cols);
+
+    if (target.rows == 0 || target.cols == 0)
+        return cudaSuccess;
+    if constexpr (alignment<F>::KNOWN)
+        if (is_whole(target, functor))
+            return launch((const void *)amax_kernel<F, true>, g.grid, g.block, args, stream);
+    return launch((const void *)amax_kernel<F, false>, g.grid, g.block, args, stream);
+}
+
+/* The pass in front, where the slot may lack a scale. */
+template <class F>
+inline cudaError_t front(const fp8pipe_quantize_target &target, const F &functor,
+                         cudaStream_t stream)
+{
+    if (target.own_amax == NULL)
+        return cudaSuccess;
+    return run_amax<F>(target, functor, target.has_scale, target.own_amax, stream);
+}
+} /* namespace detail */
+} /* inline namespace */
+} /* namespace fp8pipe_cuda */
+
+#endif
