@@ -35,7 +35,6 @@ namespace detail
 enum {
     ROW_UNITS = 128,    /* the widest block of the rows kernels */
     ROW_THREADS = 256,
-    ROW_ROWS = 4,       /* of each thread */
     TILE_HEIGHT = 128,
     SUM_HEIGHT = 64,    /* rows of one partial sum */
     SLAB = 16,          /* rows that one warp sums */
@@ -69,15 +68,16 @@ struct tile_shape {
     static_assert(!AHEAD || FLIGHT == ROWS, "what is loaded ahead is a whole tile");
 };
 
-template <int FLIGHT_, int BLOCKS_> struct row_shape {
-    enum { FLIGHT = FLIGHT_, BLOCKS = BLOCKS_ };
-    static_assert(ROW_ROWS % FLIGHT == 0, "all rows of a thread are worked on");
+/* The same of what only streams. */
+template <int ROWS_, int FLIGHT_, int BLOCKS_> struct row_shape {
+    enum { ROWS = ROWS_, FLIGHT = FLIGHT_, BLOCKS = BLOCKS_ };
+    static_assert(ROWS % FLIGHT == 0, "all rows of a thread are worked on");
 };
 
 /* By what one unit of F loads, so that registers suffice: the more, the fewer rows in flight. */
 template <class F> struct tuning {
     enum { WORDS = sizeof(typename F::loaded) / 4, FLIGHT = WORDS <= 8 ? 4 : WORDS <= 20 ? 2 : 1 };
-    typedef row_shape<FLIGHT, WORDS <= 4 ? 4 : WORDS <= 20 ? 3 : 2> rows;
+    typedef row_shape<4, FLIGHT, WORDS <= 4 ? 4 : WORDS <= 20 ? 3 : 2> rows;
     typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : 2, 8, 1, false> tiles;
 };
 
@@ -305,15 +305,16 @@ FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
 
 /* ---- Rows --------------------------------------------------------------------------------- */
 
-/* Calls each(i, row, in) for ROW_ROWS rows of a thread, after FLIGHT of them were loaded. */
-template <class F, int FLIGHT, bool WHOLE, class EACH>
+/* Calls each(i, exists, place, in) for the rows of a thread, after FLIGHT of them were loaded. */
+template <class F, class SHAPE, bool WHOLE, class EACH>
 FP8PIPE_DEVICE void rows_run(const job<F> &job, index<WHOLE> first, index<WHOLE> col, int count,
                              bool writes, const EACH &each)
 {
+    enum { FLIGHT = SHAPE::FLIGHT };
     const index<WHOLE> rows = (index<WHOLE>)job.target.rows;
 
 #pragma unroll
-    for (int batch = 0; batch < ROW_ROWS; batch += FLIGHT) {
+    for (int batch = 0; batch < SHAPE::ROWS; batch += FLIGHT) {
         typename F::loaded in[FLIGHT];
 
 #pragma unroll
@@ -341,8 +342,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
     const fp8pipe_quantize_target &t = job.target;
     const number rows = (number)t.rows;
     const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
-    const number step = (number)gridDim.y * (blockDim.y * ROW_ROWS);
-    number first = (number)blockIdx.y * (blockDim.y * ROW_ROWS) + threadIdx.y;
+    const number step = (number)gridDim.y * (blockDim.y * tuning<F>::rows::ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * tuning<F>::rows::ROWS) + threadIdx.y;
     const int count = unit_count<WHOLE>(t, col);
     gathered g = {};
 
@@ -350,7 +351,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
         for (; first < rows; first += step) {
             float scale = 1.0f;
 
-            rows_run<F, tuning<F>::rows::FLIGHT, WHOLE>(
+            rows_run<F, typename tuning<F>::rows, WHOLE>(
                 job, first, col, count, true,
                 [&](int i, bool exists, const place &at, const typename F::loaded &in) {
                     values v;
@@ -369,7 +370,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
         }
     } else if (FORMAT != NO_FORMAT && col < (number)t.row_stride) {
         for (; first < rows; first += step)
-            for (int i = 0; i < ROW_ROWS; i++)
+            for (int i = 0; i < tuning<F>::rows::ROWS; i++)
                 if (first + i * blockDim.y < rows)
                     *(uint2 *)(t.row + offset<WHOLE>(first + i * blockDim.y, t.row_stride) + col) =
                         make_uint2(0, 0);
@@ -386,15 +387,15 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
     typedef index<WHOLE> number;
     const number rows = (number)job.target.rows;
     const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
-    const number step = (number)gridDim.y * (blockDim.y * ROW_ROWS);
-    number first = (number)blockIdx.y * (blockDim.y * ROW_ROWS) + threadIdx.y;
+    const number step = (number)gridDim.y * (blockDim.y * tuning<F>::rows::ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * tuning<F>::rows::ROWS) + threadIdx.y;
     const int count = unit_count<WHOLE>(job.target, col);
     uint32_t largest = 0;
 
     if (skip_if != NULL && *skip_if != 0)
         return;
     for (; count > 0 && first < rows; first += step)
-        rows_run<F, tuning<F>::rows::FLIGHT, WHOLE>(
+        rows_run<F, typename tuning<F>::rows, WHOLE>(
             job, first, col, count, false,
             [&](int, bool exists, const place &at, const typename F::loaded &in) {
                 if (exists)
@@ -670,8 +671,9 @@ struct geometry {
     dim3 block;
 };
 
-/* Blocks as wide as the rows need, up to ROW_UNITS; small ones where there are few of them. */
-inline geometry rows_geometry(int64_t rows, int64_t cols)
+/* Blocks as wide as the rows need, up to ROW_UNITS, each thread with `each` rows; small ones where
+ * there are few of them. */
+inline geometry rows_geometry(int64_t rows, int64_t cols, int64_t each)
 {
     const int64_t units = divide_up(cols, UNIT);
     int64_t width = 1, threads = ROW_THREADS;
@@ -679,10 +681,10 @@ inline geometry rows_geometry(int64_t rows, int64_t cols)
 
     while (width < units && width < ROW_UNITS)
         width *= 2;
-    while (threads > 64 && threads > width && rows * units < threads * ROW_ROWS * 256)
+    while (threads > 64 && threads > width && rows * units < threads * each * 256)
         threads /= 2;
     const int64_t height = threads / width;
-    const int64_t down = divide_up(rows, height * ROW_ROWS);
+    const int64_t down = divide_up(rows, height * each);
     g.grid = dim3((unsigned)divide_up(units, width), (unsigned)(down < GRID_MAX ? down : GRID_MAX));
     g.block = dim3((unsigned)width, (unsigned)height);
     return g;
@@ -729,7 +731,7 @@ inline cudaError_t run_format(const job<F> &job, cudaStream_t stream)
 
     if (t.row == NULL || t.transposed != NULL || t.partials != NULL)
         return run_tiles<F, FORMAT, WHOLE>(job, stream);
-    const geometry g = rows_geometry(t.rows, t.row_stride);
+    const geometry g = rows_geometry(t.rows, t.row_stride, tuning<F>::rows::ROWS);
     if (t.extremes != NULL)
         return launch_job<F>(rows_kernel<F, FORMAT, true, WHOLE>, g, job, stream);
     return launch_job<F>(rows_kernel<F, FORMAT, false, WHOLE>, g, job, stream);
@@ -741,7 +743,7 @@ template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, c
 
     if (t.row == NULL && t.transposed == NULL && t.partials == NULL && t.amax == NULL &&
         t.extremes == NULL)
-        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>, rows_geometry(t.rows, t.cols),
+        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>, rows_geometry(t.rows, t.cols, tuning<F>::rows::ROWS),
                              job, stream);
     switch (t.format) {
     case FP8PIPE_E4M3:
@@ -787,7 +789,7 @@ inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &func
 {
     struct job<F> job = {target, functor};
     void *args[] = {(void *)&job, (void *)&skip_if, (void *)&to};
-    const geometry g = rows_geometry(target.rows, target.cols);
+    const geometry g = rows_geometry(target.rows, target.cols, tuning<F>::rows::ROWS);
 
     if (target.rows == 0 || target.cols == 0)
         return cudaSuccess;

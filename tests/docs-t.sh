@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-headers='include/fp8pipe.h include/fp8pipe_cuda.h include/fp8pipe_trace.h'
+headers='include/fp8pipe.h include/fp8pipe_cuda.h include/fp8pipe_trace.h include/fp8pipe_fused.h'
 headers="$headers include/fp8pipe_optimizer.h"
 texts='README.md CHANGELOG.md doc/*.md'
 pages=$(grep -L '^\.so ' doc/man/*.3)
