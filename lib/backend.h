@@ -80,11 +80,9 @@ struct gemm_operand {
  * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
  *
  * Epilogue (fp8pipe_epilogue): with P the product and its bias, pre = P, D = activation(P) +
- * residual, and with d_scale D = cast(activation(P) * *d_scale) with rows of a multiple of 16
- * bytes. A backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued;
- * lib/gemm.c then goes another way. CUDA has none for a residual beside an activation, for `pre`
- * without an activation or beside an FP8 D, for `pre` or a bias that is not 16-byte aligned, for an
- * E5M2 D of two E4M3 operands, for an FP8 D of others than FP8 or with a bias that is not BF16.
+ * residual, and with d_scale D = cast(activation(P) * *d_scale) with rows of a multiple of 16 bytes.
+ * A backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued; lib/gemm.c
+ * then goes another way.
  */
 struct gemm_args {
     int64_t m;
