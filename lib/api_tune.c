@@ -39,18 +39,22 @@ static enum fp8pipe_status check_sizes(size_t index, const struct fp8pipe_tune_s
         int64_t value;
     } sizes[] = {{"m", shape->m}, {"n", shape->n}, {"k", shape->k}};
 
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        /* Any two of them make a matrix. */
-        int64_t other = sizes[(i + 1) % 3].value, elements;
-
+    for (size_t i = 0; i < 3; i++) {
         if (sizes[i].value < 1 || sizes[i].value > CHECK_ELEMENTS_MAX) {
             return refuse(index, "%s = %lld: it is 1 to %lld", sizes[i].name,
                           (long long)sizes[i].value, (long long)CHECK_ELEMENTS_MAX);
         }
-        if (other >= 1 && (__builtin_mul_overflow(sizes[i].value, other, &elements) ||
-                           elements > CHECK_ELEMENTS_MAX / 64)) {
+    }
+    /* Any two of them make a matrix. */
+    for (size_t i = 0; i < 3; i++) {
+        size_t next = (i + 1) % 3;
+        int64_t elements;
+
+        if (__builtin_mul_overflow(sizes[i].value, sizes[next].value, &elements) ||
+            elements > CHECK_ELEMENTS_MAX / 64) {
             return refuse(index, "%s = %lld: with %s = %lld its matrix overflows", sizes[i].name,
-                          (long long)sizes[i].value, sizes[(i + 1) % 3].name, (long long)other);
+                          (long long)sizes[i].value, sizes[next].name,
+                          (long long)sizes[next].value);
         }
     }
     return FP8PIPE_OK;

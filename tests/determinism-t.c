@@ -84,6 +84,7 @@ static void graph_make(struct graph *graph, enum fp8pipe_backend backend, enum f
     memset(graph, 0, sizeof(*graph));
     options.mode = mode;
     options.lanes = lanes;
+    options.plans = FP8PIPE_PLANS_FIXED;
     graph->lanes = lanes;
     graph->threads = threads;
     graph->pipe = test_open(backend, &options);

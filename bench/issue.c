@@ -1,0 +1,598 @@
+/*
+ * What it costs a launcher to issue, on CUDA.
+ *
+ *   bench/issue [--runs N] [--json FILE]
+ *
+ * First table: the FP8 forward of a linear (1024 tokens, 2048 to 2048 features, scales known) of a
+ * hot shape, beside a bare launch of its quantize kernel and a bare cublasLtMatmul of its product,
+ * one after the other, each into a stream that never fills up. Times are of CLOCK_MONOTONIC; those
+ * of forwards are taken on the launcher itself, by a function before and one behind a batch that
+ * was enqueued before: so what the caller does meanwhile is not in them.
+ *
+ * Second table: the same forward with a function behind each, for the median of single ones: of a
+ * hot number of tokens, and of numbers that were never seen, which borrow their plans; and how long
+ * after the last the last of them is refined.
+ *
+ * Third table: launches a second of 1, 2 and 4 chains of layers (hidden 256, 16 tokens) from as
+ * many threads, on as many lanes.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cuda/plan.h"
+#include "fp8pipe.h"
+#include "kernels/fp8.h"
+
+#define TOKENS 1024
+#define FEATURES 2048
+#define BATCH 150 /* ops in a stream at once: three launches each, of the 1,024 that fit */
+#define SHAPES 100
+#define CHAINS_MAX 4
+#define CHAIN_TOKENS 16
+#define CHAIN_FEATURES 256
+#define CHAIN_OPS 20000
+#define CHAIN_WINDOW 200
+
+static FILE *json;
+
+static void must(enum fp8pipe_status status, const char *what)
+{
+    if (status != FP8PIPE_OK) {
+        fprintf(stderr, "issue: %s: %s\n", what, fp8pipe_last_error());
+        exit(1);
+    }
+}
+
+static void cuda_must(int error, const char *what)
+{
+    if (error != 0) {
+        fprintf(stderr, "issue: %s: error %d\n", what, error);
+        exit(1);
+    }
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median_us(int64_t *ns, size_t count)
+{
+    qsort(ns, count, sizeof(*ns), by_value);
+    return (double)ns[count / 2] / 1e3;
+}
+
+static void *host_alloc(size_t count, size_t bytes)
+{
+    void *data = calloc(count, bytes);
+
+    if (data == NULL) {
+        must(FP8PIPE_ENOMEM, "calloc");
+    }
+    return data;
+}
+
+static void report(const char *name, const char *unit, double value)
+{
+    printf("%-52s %10.2f %s\n", name, value, unit);
+    fflush(stdout);
+    if (json != NULL) {
+        fprintf(json, ",\n  {\"name\": \"%s\", \"unit\": \"%s\", \"value\": %.4f}", name, unit,
+                value);
+    }
+}
+
+/* ---- A pipe with a layer ------------------------------------------------------------------- */
+
+struct layer {
+    struct fp8pipe *pipe;
+    struct fp8pipe_scaling *scaling;
+    struct fp8pipe_linear *linear;
+    uint16_t *x, *w, *y; /* bf16: [tokens, features], [features, features], [tokens, features] */
+    int64_t features;
+};
+
+static struct fp8pipe_matrix matrix(void *data, int64_t rows, int64_t cols)
+{
+    return (struct fp8pipe_matrix){data, rows, cols, cols, FP8PIPE_BF16, 0};
+}
+
+static uint16_t *random_matrix(struct fp8pipe *pipe, int64_t rows, int64_t cols)
+{
+    size_t count = (size_t)(rows * cols);
+    uint16_t *values = host_alloc(count, sizeof(*values));
+    void *data;
+
+    for (size_t i = 0; i < count; i++) {
+        values[i] = bf16_from_float((float)rand() / (float)RAND_MAX - 0.5f);
+    }
+    must(fp8pipe_alloc(pipe, count * sizeof(*values), &data), "alloc");
+    must(fp8pipe_upload(pipe, data, values, count * sizeof(*values)), "upload");
+    free(values);
+    return data;
+}
+
+static struct layer layer_make(struct fp8pipe *pipe, int64_t tokens, int64_t features)
+{
+    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
+    struct layer layer = {.pipe = pipe, .features = features};
+
+    layer.x = random_matrix(pipe, tokens, features);
+    layer.w = random_matrix(pipe, features, features);
+    layer.y = random_matrix(pipe, tokens, features);
+    scaling.slots = 3;
+    scaling.initial_scale = 16.0f;
+    must(fp8pipe_scaling_create(pipe, &scaling, &layer.scaling), "scaling");
+    linear.in_features = features;
+    linear.out_features = features;
+    linear.weight = matrix(layer.w, features, features);
+    linear.scaling = layer.scaling;
+    must(fp8pipe_linear_create(pipe, &linear, &layer.linear), "linear");
+    return layer;
+}
+
+static void layer_free(struct layer *layer)
+{
+    must(fp8pipe_linear_destroy(layer->linear), "destroy");
+    must(fp8pipe_scaling_destroy(layer->scaling), "destroy");
+    must(fp8pipe_free(layer->pipe, layer->x), "free");
+    must(fp8pipe_free(layer->pipe, layer->w), "free");
+    must(fp8pipe_free(layer->pipe, layer->y), "free");
+}
+
+static void forward(struct layer *layer, int32_t lane, uint16_t *x, uint16_t *y, int64_t tokens,
+                    fp8pipe_ticket *ticket)
+{
+    struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
+
+    op.submit.lane = lane;
+    op.x = matrix(x, tokens, layer->features);
+    op.y = matrix(y, tokens, layer->features);
+    must(fp8pipe_linear_forward(layer->linear, &op, ticket), "forward");
+}
+
+static struct fp8pipe *pipe_open(int32_t lanes)
+{
+    struct fp8pipe_options options = FP8PIPE_OPTIONS_INIT;
+    struct fp8pipe *pipe;
+
+    options.backend = FP8PIPE_BACKEND_CUDA;
+    options.lanes = lanes;
+    options.ring_slots = 4096;
+    must(fp8pipe_open(&options, &pipe), "open");
+    return pipe;
+}
+
+/* ---- Times on the launcher ------------------------------------------------------------------ */
+
+struct gate {
+    atomic_bool open; /* set by the caller once all is enqueued */
+    int64_t opened_ns;
+};
+
+static enum fp8pipe_status gate_pass(struct fp8pipe_stream *stream, void *arg)
+{
+    struct gate *gate = arg;
+
+    (void)stream;
+    while (!atomic_load_explicit(&gate->open, memory_order_acquire)) {
+    }
+    gate->opened_ns = now_ns();
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status stamp(struct fp8pipe_stream *stream, void *arg)
+{
+    (void)stream;
+    *(int64_t *)arg = now_ns();
+    return FP8PIPE_OK;
+}
+
+static void call(struct fp8pipe *pipe, fp8pipe_call_fn *fn, void *arg)
+{
+    struct fp8pipe_call_op op = FP8PIPE_CALL_OP_INIT;
+
+    op.submit.lane = 0;
+    op.fn = fn;
+    op.arg = arg;
+    must(fp8pipe_call(pipe, &op, NULL), "call");
+}
+
+/* Nanoseconds a forward, of a batch of a hot shape. */
+static int64_t time_batch(struct layer *layer)
+{
+    struct gate gate = {.open = false};
+    int64_t end_ns = 0;
+
+    call(layer->pipe, gate_pass, &gate);
+    for (int i = 0; i < BATCH; i++) {
+        forward(layer, 0, layer->x, layer->y, TOKENS, NULL);
+    }
+    call(layer->pipe, stamp, &end_ns);
+    atomic_store_explicit(&gate.open, true, memory_order_release);
+    must(fp8pipe_drain(layer->pipe, -1), "drain");
+    return (end_ns - gate.opened_ns) / BATCH;
+}
+
+/* Each of count forwards, of the tokens given, with a function behind it. */
+static void time_each(struct layer *layer, const int64_t *tokens, int count, int64_t *took_ns)
+{
+    struct gate gate = {.open = false};
+    int64_t *end_ns = host_alloc((size_t)count, sizeof(*end_ns));
+
+    call(layer->pipe, gate_pass, &gate);
+    for (int i = 0; i < count; i++) {
+        forward(layer, 0, layer->x, layer->y, tokens[i], NULL);
+        call(layer->pipe, stamp, &end_ns[i]);
+    }
+    atomic_store_explicit(&gate.open, true, memory_order_release);
+    must(fp8pipe_drain(layer->pipe, -1), "drain");
+    for (int i = 0; i < count; i++) {
+        took_ns[i] = end_ns[i] - (i == 0 ? gate.opened_ns : end_ns[i - 1]);
+    }
+    free(end_ns);
+}
+
+/* ---- Bare calls ----------------------------------------------------------------------------- */
+
+struct bare {
+    struct backend *backend;
+    struct fp8pipe_stream *stream;
+    struct backend_scope scope;
+    uint8_t *memory;
+    struct kernel_quantize_args quantize;
+    struct gemm_args gemm;
+    struct plan plan;
+    cublasLtMatmulDescOpaque_t desc;
+};
+
+static void bare_make(struct bare *bare)
+{
+    const size_t bytes = (size_t)TOKENS * FEATURES, weight = (size_t)FEATURES * FEATURES;
+    static const struct log log = {.level = FP8PIPE_LOG_WARN};
+    const float words[] = {1, 1, 1, 0};
+    const int32_t one = 1;
+    struct backend_options options = {
+        .workspace_bytes = (size_t)32 << 20, .plans = FP8PIPE_PLANS_FIXED, .log = &log};
+    const struct cublaslt *lt;
+    struct plan *plan;
+    void *memory;
+    float *floats;
+
+    must(backend_cuda_ops.open(&options, &bare->backend), "open");
+    backend_cuda_ops.enter(bare->backend, &bare->scope);
+    must(backend_cuda_ops.stream_create(bare->backend, NULL, &bare->stream), "stream");
+    must(backend_cuda_ops.memory_alloc(bare->backend, 5 * bytes + weight + 256, &memory), "alloc");
+    must(backend_cuda_ops.memory_fill(bare->backend, memory, 0x30, 5 * bytes + weight), "fill");
+    bare->memory = memory;
+    floats = (float *)(void *)(bare->memory + 5 * bytes + weight);
+    must(backend_cuda_ops.memory_copy(bare->backend, floats, words, sizeof(words)), "copy");
+    must(backend_cuda_ops.memory_copy(bare->backend, floats + 4, &one, sizeof(one)), "copy");
+    bare->quantize = (struct kernel_quantize_args){
+        .x = matrix(bare->memory, TOKENS, FEATURES),
+        .format = FP8PIPE_E4M3,
+        .scale_numerator = 448,
+        .scale = &floats[0],
+        .has_scale = (int32_t *)(void *)&floats[4],
+        .scale_inv = &floats[1],
+        .row = bare->memory + 2 * bytes,
+        .row_stride = FEATURES,
+        .amax = (uint32_t *)(void *)&floats[3],
+    };
+    bare->gemm = (struct gemm_args){
+        .m = TOKENS,
+        .n = FEATURES,
+        .k = FEATURES,
+        .a = {bare->quantize.row, FEATURES, GEMM_E4M3, false, &floats[1]},
+        .b = {bare->memory + 5 * bytes, FEATURES, GEMM_E4M3, false, &floats[2]},
+        .d = bare->memory + 3 * bytes,
+        .d_stride = FEATURES,
+        .d_dtype = FP8PIPE_BF16,
+        .fast = true,
+    };
+    must(backend_cuda_ops.gemm(bare->backend, bare->stream, &bare->gemm), "gemm");
+    must(plan_get(cuda_backend_of(bare->backend), cuda_stream_of(bare->stream), &bare->gemm, &plan),
+         "plan");
+    bare->plan = *plan;
+    bare->desc = plan->desc;
+    lt = &cuda_backend_of(bare->backend)->lt;
+    cuda_must((int)lt->cublasLtMatmulDescSetAttribute(&bare->desc,
+                                                      CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                                      &bare->gemm.b.scale_inv, sizeof(void *)),
+              "A_SCALE_POINTER");
+    cuda_must((int)lt->cublasLtMatmulDescSetAttribute(&bare->desc,
+                                                      CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                                                      &bare->gemm.a.scale_inv, sizeof(void *)),
+              "B_SCALE_POINTER");
+}
+
+static void bare_finish(struct bare *bare)
+{
+    cuda_must((int)cudaStreamSynchronize(cuda_stream_of(bare->stream)->native), "synchronize");
+}
+
+static void bare_free(struct bare *bare)
+{
+    bare_finish(bare);
+    must(backend_cuda_ops.memory_free(bare->backend, bare->memory), "free");
+    backend_cuda_ops.stream_destroy(bare->backend, bare->stream);
+    backend_cuda_ops.leave(bare->backend, &bare->scope);
+    backend_cuda_ops.close(bare->backend);
+}
+
+/* What is called without anything of the library's around it. */
+static void bare_launch(struct bare *bare)
+{
+    cuda_must(kernel_quantize_cuda(&bare->quantize, cuda_stream_of(bare->stream)->native),
+              "quantize");
+}
+
+static void bare_matmul(struct bare *bare)
+{
+    const struct cublaslt *lt = &cuda_backend_of(bare->backend)->lt;
+    const struct cuda_stream *stream = cuda_stream_of(bare->stream);
+    const float alpha = 1, beta = 0;
+
+    cuda_must((int)lt->cublasLtMatmul(
+                  lt->handle, &bare->desc, &alpha, bare->gemm.b.data, &bare->plan.a,
+                  bare->gemm.a.data, &bare->plan.b, &beta, bare->gemm.d, &bare->plan.d,
+                  bare->gemm.d, &bare->plan.d, &bare->plan.algo, stream->workspace,
+                  stream->workspace != NULL ? (size_t)32 << 20 : 0, stream->native),
+              "cublasLtMatmul");
+}
+
+static void bare_both(struct bare *bare)
+{
+    bare_launch(bare);
+    bare_matmul(bare);
+}
+
+static void backend_gemm(struct bare *bare)
+{
+    must(backend_cuda_ops.gemm(bare->backend, bare->stream, &bare->gemm), "gemm");
+}
+
+static int64_t time_bare(struct bare *bare, void (*fn)(struct bare *))
+{
+    int64_t start = now_ns(), took;
+
+    for (int i = 0; i < BATCH; i++) {
+        fn(bare);
+    }
+    took = (now_ns() - start) / BATCH;
+    bare_finish(bare);
+    return took;
+}
+
+/* ---- The tables ----------------------------------------------------------------------------- */
+
+static void table_hot(int runs)
+{
+    static const struct {
+        const char *name;
+        void (*fn)(struct bare *);
+    } kinds[] = {
+        {"bare launch", bare_launch},
+        {"bare cublasLtMatmul", bare_matmul},
+        {"bare launch + bare cublasLtMatmul", bare_both},
+        {"the backend's gemm", backend_gemm},
+    };
+    enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+    int64_t *took[KINDS + 1];
+    struct bare bare;
+    struct fp8pipe *pipe = pipe_open(1);
+    struct layer layer = layer_make(pipe, TOKENS, FEATURES);
+    double us[KINDS + 1];
+
+    bare_make(&bare);
+    for (int i = 0; i <= KINDS; i++) {
+        took[i] = host_alloc((size_t)runs, sizeof(int64_t));
+    }
+    /* In turns, so that whatever changes meets them all; the first round is not counted. */
+    for (int run = -1; run < runs; run++) {
+        for (int i = 0; i <= KINDS; i++) {
+            int64_t ns = i < KINDS ? time_bare(&bare, kinds[i].fn) : time_batch(&layer);
+
+            if (run >= 0) {
+                took[i][run] = ns;
+            }
+        }
+    }
+    for (int i = 0; i <= KINDS; i++) {
+        us[i] = median_us(took[i], (size_t)runs);
+        report(i < KINDS ? kinds[i].name : "forward of a hot shape, by the launcher", "us", us[i]);
+        free(took[i]);
+    }
+    report("forward / (bare launch + bare cublasLtMatmul)", "x", us[KINDS] / us[2]);
+    bare_free(&bare);
+    layer_free(&layer);
+    must(fp8pipe_close(pipe, 0, -1), "close");
+}
+
+static struct fp8pipe_stats stats_of(struct fp8pipe *pipe)
+{
+    struct fp8pipe_stats stats = FP8PIPE_STATS_INIT;
+
+    must(fp8pipe_stats_get(pipe, -1, &stats), "stats");
+    return stats;
+}
+
+/* Microseconds until what was borrowed is refined. */
+static double await_refined(struct fp8pipe *pipe)
+{
+    struct timespec nap = {0, 100000};
+    int64_t start = now_ns();
+
+    while (stats_of(pipe).plans_refined < stats_of(pipe).plans_borrowed &&
+           now_ns() - start < INT64_C(5000000000)) {
+        nanosleep(&nap, NULL);
+    }
+    return (double)(now_ns() - start) / 1e3;
+}
+
+static void table_new(int runs)
+{
+    int64_t hot[SHAPES], new[SHAPES], *took = host_alloc((size_t)runs * SHAPES, sizeof(int64_t));
+    int64_t *took_new = host_alloc((size_t)runs * SHAPES, sizeof(int64_t));
+    double refined_us = 0, hot_us, new_us;
+    uint64_t borrowed = 0;
+
+    for (int run = 0; run < runs; run++) {
+        struct fp8pipe *pipe = pipe_open(1);
+        struct layer layer = layer_make(pipe, TOKENS, FEATURES);
+        double us;
+
+        for (int i = 0; i < SHAPES; i++) {
+            hot[i] = TOKENS;
+            new[i] = TOKENS - 1 - (i * 37 + run) % (TOKENS - 2);
+        }
+        /* Twice: the first has the weight quantized, and memory to get. */
+        time_each(&layer, hot, SHAPES, took + run * SHAPES);
+        time_each(&layer, hot, SHAPES, took + run * SHAPES);
+        time_each(&layer, new, SHAPES, took_new + run * SHAPES);
+        us = await_refined(pipe);
+        refined_us = us > refined_us ? us : refined_us;
+        borrowed += stats_of(pipe).plans_borrowed;
+        layer_free(&layer);
+        must(fp8pipe_close(pipe, 0, -1), "close");
+    }
+    hot_us = median_us(took, (size_t)runs * SHAPES);
+    new_us = median_us(took_new, (size_t)runs * SHAPES);
+    report("forward of a hot shape, and a function, single", "us", hot_us);
+    report("forward of a shape never seen, and a function", "us", new_us);
+    report("shape never seen above a hot one, median", "us", new_us - hot_us);
+    report("borrowed plans, of all new shapes", "x", (double)borrowed / (double)(runs * SHAPES));
+    report("last plan refined after the batch, longest", "us", refined_us);
+    free(took);
+    free(took_new);
+}
+
+struct chain {
+    struct layer layer;
+    pthread_barrier_t *start;
+    int32_t lane;
+};
+
+static void *run_chain(void *arg)
+{
+    struct chain *chain = arg;
+    struct layer *layer = &chain->layer;
+    fp8pipe_ticket tickets[CHAIN_WINDOW];
+
+    pthread_barrier_wait(chain->start);
+    for (int i = 0; i < CHAIN_OPS; i++) {
+        /* A chain: each reads what the one before it wrote. */
+        uint16_t *from = i % 2 ? layer->y : layer->x, *to = i % 2 ? layer->x : layer->y;
+
+        if (i >= CHAIN_WINDOW) {
+            must(fp8pipe_wait(layer->pipe, tickets[i % CHAIN_WINDOW], FP8PIPE_ISSUED, -1), "wait");
+        }
+        forward(layer, chain->lane, from, to, CHAIN_TOKENS, &tickets[i % CHAIN_WINDOW]);
+    }
+    return NULL;
+}
+
+/* Launches a second: a quantize and a GEMM an op. */
+static double time_chains(int count)
+{
+    struct fp8pipe *pipe = pipe_open(count);
+    struct chain chains[CHAINS_MAX];
+    pthread_t threads[CHAINS_MAX];
+    pthread_barrier_t start;
+    int64_t started;
+    double seconds;
+
+    pthread_barrier_init(&start, NULL, (unsigned)count + 1);
+    for (int i = 0; i < count; i++) {
+        chains[i] = (struct chain){layer_make(pipe, CHAIN_TOKENS, CHAIN_FEATURES), &start, i};
+        forward(&chains[i].layer, i, chains[i].layer.x, chains[i].layer.y, CHAIN_TOKENS, NULL);
+        if (pthread_create(&threads[i], NULL, run_chain, &chains[i]) != 0) {
+            must(FP8PIPE_ENOMEM, "thread");
+        }
+    }
+    must(fp8pipe_drain(pipe, -1), "drain");
+    pthread_barrier_wait(&start);
+    started = now_ns();
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    must(fp8pipe_drain(pipe, -1), "drain");
+    seconds = (double)(now_ns() - started) / 1e9;
+    for (int i = 0; i < count; i++) {
+        layer_free(&chains[i].layer);
+    }
+    must(fp8pipe_close(pipe, 0, -1), "close");
+    pthread_barrier_destroy(&start);
+    return 2.0 * CHAIN_OPS * count / seconds;
+}
+
+static void table_chains(void)
+{
+    double one = 0;
+
+    for (int count = 1; count <= CHAINS_MAX; count *= 2) {
+        double rate = time_chains(count);
+        char name[64];
+
+        one = count == 1 ? rate : one;
+        snprintf(name, sizeof(name), "launches of %d chains on %d lanes", count, count);
+        report(name, "thousand a second", rate / 1e3);
+        if (count > 1) {
+            snprintf(name, sizeof(name), "%d chains / 1 chain", count);
+            report(name, "x", rate / one);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int runs = 20;
+
+    for (int i = 1; i < argc; i++) {
+        if (i + 1 < argc && strcmp(argv[i], "--runs") == 0 && atoi(argv[i + 1]) > 0) {
+            runs = atoi(argv[++i]);
+        } else if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
+            json = fopen(argv[++i], "w");
+            if (json == NULL) {
+                fprintf(stderr, "issue: --json %s: %s\n", argv[i], strerror(errno));
+                return 2;
+            }
+        } else {
+            fprintf(stderr, "usage: issue [--runs N] [--json FILE]\n");
+            return 2;
+        }
+    }
+    if (json != NULL) {
+        fprintf(json,
+                "{\"version\": \"%s\", \"backend\": \"cuda\", \"results\": [\n"
+                "  {\"name\": \"runs\", \"unit\": \"\", \"value\": %d}",
+                fp8pipe_version(), runs);
+    }
+    table_hot(runs);
+    table_new(runs < 5 ? runs : 5);
+    table_chains();
+    if (json != NULL) {
+        fprintf(json, "\n]}\n");
+        if (fclose(json) != 0) {
+            fprintf(stderr, "issue: --json: %s\n", strerror(errno));
+            return 1;
+        }
+    }
+    return 0;
+}
