@@ -267,10 +267,11 @@ struct fp8pipe_stats {
     uint64_t plans_refined;  /* of those, how many have got their own */
     uint64_t launcher_cpu_ns; /* CPU time of the launcher; 0 in INLINE */
     uint64_t idle_ns; /* with options.measure_idle: time in which the lane's latest event was done
-                         when its launcher came to issue the next op, at most (the stream ran dry
-                         some time after the previous issue ended) */
-    uint64_t memory_bytes;      /* device memory that the pipe holds now (its objects', temporaries,
-                                   workspaces, fp8pipe_alloc's; the pipe's, the same for each lane) */
+                         when its launcher came to issue the next op, at most: the stream ran dry
+                         some time after the previous issue ended, and after a wait or a stats_get
+                         last found it busy */
+    uint64_t memory_bytes;      /* device memory that the pipe holds now: its objects', temporaries,
+                                   workspaces, fp8pipe_alloc's (the same for each lane) */
     uint64_t memory_peak_bytes; /* its highest so far */
 };
 

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "fp8pipe_fused.h"
+#include "kernels/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -249,5 +250,7 @@ int kernel_scale_update_cuda(const struct kernel_scale_update_args *args,
 #ifdef __cplusplus
 }
 #endif
+
+#include "kernels/modulate.h"
 
 #endif

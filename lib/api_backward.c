@@ -16,6 +16,12 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
         return status_fail(FP8PIPE_EINVAL, "saved = %p: it keeps nothing of this linear",
                            (void *)op->saved);
     }
+    if (op->saved != NULL && op->saved->kept_rewrites != linear_rewrites(linear)) {
+        return status_fail(FP8PIPE_EINVAL,
+                           "saved = %p: an optimizer has rewritten the weight since the forward "
+                           "that kept it",
+                           (void *)op->saved);
+    }
     dgrad->version = op->saved != NULL ? op->saved->version : linear->current;
     status = layer_apart(draft, "dx", &op->dx, dgrad->version);
     if (status == FP8PIPE_OK) {

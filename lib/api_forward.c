@@ -80,6 +80,7 @@ static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket
         saved->kept_by = linear;
         saved->kept_count = &linear->kept;
         saved->kept_ticket = ticket;
+        saved->kept_rewrites = linear_rewrites(linear);
         filling_hold(saved->weight);
         ck_pr_inc_32(&linear->kept);
         if (layer->kept != NULL) {

@@ -155,7 +155,10 @@ enum fp8pipe_status fp8pipe_linear_destroy(struct fp8pipe_linear *linear)
         return status;
     }
     object_lock(&linear->object);
-    if (!closed && (ck_pr_load_32(&linear->kept) > 0 || pipe_object_busy(pipe, &linear->object))) {
+    if (!closed && linear->rewrites != NULL) {
+        status = status_fail(FP8PIPE_EBUSY, "linear = %p: an optimizer has it", (void *)linear);
+    } else if (!closed &&
+               (ck_pr_load_32(&linear->kept) > 0 || pipe_object_busy(pipe, &linear->object))) {
         status = status_fail(FP8PIPE_EBUSY,
                              "linear = %p: %u tensors keep its weight, or ops in "
                              "flight use it",
@@ -192,6 +195,12 @@ static enum fp8pipe_status change(struct fp8pipe_linear *linear,
         return status_fail(FP8PIPE_ENOMEM, "a weight's version is not to be had");
     }
     object_lock(&linear->object);
+    if (linear->rewrites != NULL) {
+        object_unlock(&linear->object);
+        pipe_filling_drop(pipe, version->filling);
+        return status_fail(FP8PIPE_EBUSY, "linear = %p: an optimizer writes its weight",
+                           (void *)linear);
+    }
     before = linear->current;
     if (weight == NULL) {
         version->weight = before->weight;

@@ -330,7 +330,12 @@ enum fp8pipe_status fp8pipe_scaling_skip(struct fp8pipe_scaling *scaling,
     return submit_op(scaling, op, OP_SKIP, ticket);
 }
 
-/* ---- Reading and writing the whole state, blocking ------------------------------------------ */
+/* ---- Reading and writing the state, blocking ------------------------------------------------ */
+
+struct slot_read {
+    uint32_t slot;
+    struct fp8pipe_slot_state *state;
+};
 
 /* What a blocking call does with the pinned image, before (load) or after (save) it is moved. */
 typedef enum fp8pipe_status image_fn(struct fp8pipe_scaling *scaling, void *image, void *arg);
@@ -355,19 +360,24 @@ static enum fp8pipe_status move_image(struct fp8pipe_scaling *scaling, enum op_k
     backend = pipe->crew->backend;
     pthread_mutex_lock(&scaling->image_lock);
     backend->ops->enter(backend, &scope);
-    status = backend->ops->pinned_alloc(backend, scaling->state.image_bytes, &image);
+    status = backend->ops->pinned_alloc(
+        backend, kind == OP_SLOT_READ ? sizeof(struct scaling_slot) : scaling->state.image_bytes,
+        &image);
     if (status != FP8PIPE_OK) {
         goto unlock;
     }
     if (kind == OP_STATE_WRITE) {
         status = fn(scaling, image, arg);
+    } else if (kind == OP_SLOT_READ) {
+        *(struct scaling_slot *)image =
+            (struct scaling_slot){.slot = ((const struct slot_read *)arg)->slot};
     }
     if (status == FP8PIPE_OK) {
         status = submit_writer(scaling, &submit, kind, image, NULL, &ticket);
     }
     if (status == FP8PIPE_OK) {
         status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
-        if (status == FP8PIPE_OK && kind == OP_STATE_READ) {
+        if (status == FP8PIPE_OK && kind != OP_STATE_WRITE) {
             status = fn(scaling, image, arg);
         }
         /* On a failed device the copy may still come: the image is left to it. */
@@ -385,27 +395,19 @@ unlock:
     return status;
 }
 
-struct slot_read {
-    uint32_t slot;
-    struct fp8pipe_slot_state *state;
-};
-
 static enum fp8pipe_status read_slot(struct fp8pipe_scaling *scaling, void *image, void *arg)
 {
     struct fp8pipe_slot_state filled = FP8PIPE_SLOT_STATE_INIT;
     const struct slot_read *read = arg;
-    struct scaling_state state;
+    const struct scaling_slot *slot = image;
 
-    scaling_layout(&state, image, scaling);
     filled.format = scaling->formats[read->slot];
-    filled.has_scale = state.has_scale[read->slot];
-    filled.scale = filled.has_scale ? state.scale[read->slot] : 1.0f;
-    memcpy(&filled.amax, &state.amax[read->slot], sizeof(filled.amax));
-    filled.nonfinite = state.nonfinite[read->slot];
-    if (state.extremes != NULL) {
-        filled.saturated = state.extremes[2 * (size_t)read->slot];
-        filled.flushed = state.extremes[2 * (size_t)read->slot + 1];
-    }
+    filled.has_scale = slot->has_scale;
+    filled.scale = filled.has_scale ? slot->scale : 1.0f;
+    memcpy(&filled.amax, &slot->amax, sizeof(filled.amax));
+    filled.nonfinite = slot->nonfinite;
+    filled.saturated = slot->extremes[0];
+    filled.flushed = slot->extremes[1];
     options_write(read->state, &filled, sizeof(filled));
     return FP8PIPE_OK;
 }
@@ -426,7 +428,7 @@ enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling, ui
     if (slot >= scaling->slots) {
         return status_fail(FP8PIPE_EINVAL, "slot = %u: there are %u", slot, scaling->slots);
     }
-    return move_image(scaling, OP_STATE_READ, read_slot, &read);
+    return move_image(scaling, OP_SLOT_READ, read_slot, &read);
 }
 
 enum fp8pipe_status fp8pipe_scaling_nonfinite_get(struct fp8pipe_scaling *scaling,

@@ -254,6 +254,10 @@ static void add_lane(struct fp8pipe *pipe, uint32_t index, struct fp8pipe_stats 
     stats->full += ck_pr_load_64(&ring->full);
     stats->rescues += ck_pr_load_64(&ring->rescues);
     stats->queue_depth += ring_head(ring) - tail;
+    stats->idle_ns += ck_pr_load_64(&lane->idle_ns);
+    if (lane->started) {
+        stats->launcher_cpu_ns += thread_cpu_ns(lane->thread);
+    }
 }
 
 enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
@@ -261,6 +265,7 @@ enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
 {
     struct fp8pipe_stats sum = FP8PIPE_STATS_INIT;
     struct backend_plan_stats plans = {0};
+    struct backend_memory_stats memory = {0};
     enum fp8pipe_status status = options_check_out("stats", stats, sizeof(sum));
     struct backend_scope scope;
     struct backend *backend;
@@ -285,10 +290,15 @@ enum fp8pipe_status fp8pipe_stats_get(struct fp8pipe *pipe, int32_t lane,
         }
     }
     backend->ops->plan_stats(backend, &plans);
+    backend->ops->memory_stats(backend, &memory);
     backend->ops->leave(backend, &scope);
     sum.rescues += ck_pr_load_64(&pipe->crew->completion.rescues);
     sum.plans = plans.cached;
     sum.plans_evicted = plans.evicted;
+    sum.plans_borrowed = plans.borrowed;
+    sum.plans_refined = plans.refined;
+    sum.memory_bytes = memory.bytes;
+    sum.memory_peak_bytes = memory.peak_bytes;
     options_write(stats, &sum, sizeof(sum));
 leave:
     pipe_leave(pipe);

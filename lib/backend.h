@@ -17,18 +17,27 @@
 #ifndef LIB_BACKEND_H
 #define LIB_BACKEND_H
 
+#include <ck_pr.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "fp8pipe.h"
+#include "fp8pipe_tune.h"
 #include "kernels/kernels.h"
+#include "log.h"
 
 struct backend_event; /* a backend's own */
+struct backend_timer; /* likewise */
 
-/* First member of every backend's instance. */
+/*
+ * First member of every backend's instance. The counts of device memory are written by whoever
+ * allocates and frees, and read by stats: single atomic words that order nothing.
+ */
 struct backend {
     const struct backend_ops *ops;
+    uint64_t memory_bytes;
+    uint64_t memory_peak_bytes;
 };
 
 /* First member of every backend's stream; what a `call` is given. */
@@ -40,6 +49,9 @@ struct backend_options {
     int32_t device;
     struct fp8pipe_allocator allocator; /* all zero: the backend's own pool */
     size_t workspace_bytes;             /* for each stream's GEMMs */
+    enum fp8pipe_plans plans;
+    const char *tune_file; /* NULL: none. Read by open */
+    const struct log *log; /* lives as long as the backend */
     /*
      * Called, from any thread, when work that an event stands for has finished; may be called too
      * often. Only by backends whose poll_ns is 0.
@@ -79,6 +91,9 @@ struct gemm_operand {
  * multiple of 16 bytes; then there is neither residual nor accumulate. A residual of FP8 operands has
  * 16-byte aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything
  * is enqueued; lib/gemm.c then goes another way.
+ * CUDA has none for a residual beside an activation, for `pre` without an activation or beside an
+ * FP8 D, for `pre` or a bias that is not 16-byte aligned, for an E5M2 D of two E4M3 operands, for an
+ * FP8 D of others than FP8 or with a bias that is not BF16.
  */
 struct gemm_args {
     int64_t m;
@@ -107,6 +122,25 @@ struct gemm_args {
 struct backend_plan_stats {
     uint64_t cached;
     uint64_t evicted;
+    uint64_t borrowed;
+    uint64_t refined;
+};
+
+/* What to time, as in struct fp8pipe_tune_options; checked and completed. */
+struct backend_tune {
+    const struct fp8pipe_tune_shape *shapes; /* NULL: those of all plans */
+    size_t shape_count;
+    const char *file;
+    int candidates;
+    bool untuned;        /* of all plans, only those that were not timed yet; and if there are none,
+                            the file is left alone */
+    int64_t deadline_ns; /* no shape is begun after it */
+};
+
+/* Device memory that the backend's users hold, and the most that they held. */
+struct backend_memory_stats {
+    uint64_t bytes;
+    uint64_t peak_bytes;
 };
 
 struct backend_ops {
@@ -146,6 +180,26 @@ struct backend_ops {
     /* The caller's cudaStream_t waits for the event; ECAPTURE; ENOTSUP on host. */
     enum fp8pipe_status (*native_wait)(struct backend *backend, void *native_stream,
                                        struct backend_event *event);
+
+    /*
+     * A timer takes the device's time, in stream order. Recorded once, and read once its work is
+     * done; a timer that was never recorded is not read.
+     */
+    enum fp8pipe_status (*timer_create)(struct backend *backend, struct backend_timer **timer);
+    void (*timer_destroy)(struct backend *backend, struct backend_timer *timer);
+    enum fp8pipe_status (*timer_record)(struct backend *backend, struct backend_timer *timer,
+                                        struct fp8pipe_stream *stream);
+    /* Records it now, on a stream of the backend's own, and waits: *now_ns is CLOCK_MONOTONIC of
+     * that moment. */
+    enum fp8pipe_status (*timer_now)(struct backend *backend, struct backend_timer *timer,
+                                     int64_t *now_ns);
+    /* From one to the other; exact to some 0.5 us, and less so beyond a few milliseconds. */
+    enum fp8pipe_status (*timer_elapsed)(struct backend *backend, struct backend_timer *from,
+                                         struct backend_timer *to, int64_t *elapsed_ns);
+
+    /* Names what the calling thread issues until the pop, for profilers. */
+    void (*range_push)(struct backend *backend, const char *name);
+    void (*range_pop)(struct backend *backend);
 
     /* Stream-ordered, 256-byte aligned. stream NULL: usable at once; freed when nothing uses it. */
     enum fp8pipe_status (*alloc)(struct backend *backend, struct fp8pipe_stream *stream,
@@ -194,9 +248,44 @@ struct backend_ops {
                                       const struct kernel_activation_args *args);
     enum fp8pipe_status (*scale_update)(struct backend *backend, struct fp8pipe_stream *stream,
                                         const struct kernel_scale_update_args *args);
+    enum fp8pipe_status (*adamw)(struct backend *backend, struct fp8pipe_stream *stream,
+                                 const struct kernel_adamw_args *args);
+    enum fp8pipe_status (*gradient_norm)(struct backend *backend, struct fp8pipe_stream *stream,
+                                         const struct kernel_gradient_norm_args *args);
+    enum fp8pipe_status (*modulate)(struct backend *backend, struct fp8pipe_stream *stream,
+                                    const struct kernel_modulate_args *args);
+    enum fp8pipe_status (*modulate_backward)(struct backend *backend, struct fp8pipe_stream *stream,
+                                             const struct kernel_modulate_backward_args *args);
+    enum fp8pipe_status (*group_sums)(struct backend *backend, struct fp8pipe_stream *stream,
+                                      const struct kernel_group_sums_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
+    /* As fp8pipe_tune; blocks. NULL: the backend has no plans. */
+    enum fp8pipe_status (*tune)(struct backend *backend, const struct backend_tune *tune);
+    void (*memory_stats)(struct backend *backend, struct backend_memory_stats *stats);
 };
+
+/* For the backends: counts memory that was got, or is given back. */
+static inline void backend_memory_got(struct backend *backend, size_t bytes)
+{
+    uint64_t now = ck_pr_faa_64(&backend->memory_bytes, bytes) + bytes;
+    uint64_t peak = ck_pr_load_64(&backend->memory_peak_bytes);
+
+    while (peak < now && !ck_pr_cas_64_value(&backend->memory_peak_bytes, peak, now, &peak)) {
+    }
+}
+
+static inline void backend_memory_gave(struct backend *backend, size_t bytes)
+{
+    ck_pr_sub_64(&backend->memory_bytes, bytes);
+}
+
+/* The entry memory_stats of a backend that counts in this way. */
+static inline void backend_memory_stats(struct backend *backend, struct backend_memory_stats *stats)
+{
+    stats->bytes = ck_pr_load_64(&backend->memory_bytes);
+    stats->peak_bytes = ck_pr_load_64(&backend->memory_peak_bytes);
+}
 
 extern const struct backend_ops backend_host_ops;
 /* In a build without CUDA its open returns ENODEV. */

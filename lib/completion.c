@@ -19,14 +19,59 @@ static enum fp8pipe_status status_of(const struct look *look)
     return look->failed ? look->failure.status : FP8PIPE_OK;
 }
 
+/* Backends call from threads of their own. */
+static bool any_reached(struct completion *completion)
+{
+    struct backend *backend = completion->backend;
+    struct backend_scope scope;
+    bool reached = false;
+
+    backend->ops->enter(backend, &scope);
+    for (uint32_t i = 0; i < completion->lanes; i++) {
+        reached = event_ring_reached(&completion->rings[i]) || reached;
+    }
+    backend->ops->leave(backend, &scope);
+    return reached;
+}
+
 void completion_notify(void *arg)
 {
     struct completion *completion = arg;
 
     ck_pr_fence_memory();
-    if (ck_pr_load_64(&completion->interest) != 0) {
+    if (ck_pr_load_64(&completion->interest) != 0 ||
+        (ck_pr_load_64(&completion->waiters) != 0 && any_reached(completion))) {
         ec_wake(&completion->ec);
     }
+}
+
+struct done_wait {
+    struct event_ring *ring;
+    uint64_t position;
+};
+
+static bool done_ready(void *arg)
+{
+    struct done_wait *wait = arg;
+    struct look look;
+
+    event_ring_want(wait->ring, wait->position);
+    event_ring_reap(wait->ring);
+    event_ring_look(wait->ring, wait->position, &look);
+    return look.done;
+}
+
+bool completion_await_done(struct completion *completion, struct event_ring *ring,
+                           uint64_t position, int64_t deadline_ns)
+{
+    struct done_wait wait = {ring, position};
+    bool done;
+
+    ck_pr_inc_64(&completion->waiters);
+    ck_pr_fence_memory();
+    done = ec_await(&completion->ec, done_ready, &wait, 0, deadline_ns, &ring->port->ring.rescues);
+    ck_pr_dec_64(&completion->waiters);
+    return done;
 }
 
 void completion_interest_add(struct completion *completion)

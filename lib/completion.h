@@ -1,10 +1,13 @@
 /*
  * The thread that sees ops done, runs defers, and gives back memory that a caller let go of.
  *
- * It sleeps while nobody is interested. `interest` counts the waiters for done marks, the
- * outstanding defers and the fillings to release; launchers (after an issued mark) and a notifying
- * backend (after an event) wake it when it is not 0. Backends that do not notify are polled while
- * defers are outstanding.
+ * It sleeps while nobody is interested. `interest` counts the outstanding defers and the fillings
+ * to release; launchers (after an issued mark) and a notifying backend (after an event) wake it when
+ * it is not 0. Backends that do not notify are polled while defers are outstanding.
+ *
+ * On a backend that notifies, who waits for done marks sleeps on the same event count, and looks
+ * himself: `waiters` counts them. They are woken when what a lane's event ring has as wanted is
+ * reached, not at every op before it.
  *
  * Defers run here with no lock held. The lists are under `lock`; the marks are read once for a
  * round, done before issued, so that a ticket's ISSUED defers run before its DONE ones.
@@ -33,6 +36,7 @@ struct completion {
     struct fault *fault;
     struct ec ec;
     uint64_t interest;
+    uint64_t waiters;
     pthread_mutex_t lock;
     struct defer_list issued;
     struct defer_list done;
@@ -56,8 +60,13 @@ enum fp8pipe_status completion_start(struct completion *completion, struct backe
 /* Lets it finish all defers and frees, then joins it; false at the deadline. */
 bool completion_stop(struct completion *completion, int64_t deadline_ns);
 
-/* After an issued mark, or a finished event: wakes the thread if anybody is interested. */
+/* After an issued mark, or a finished event: wakes the thread, and who waits, if there is reason. */
 void completion_notify(void *completion);
+
+/* Sleeps until the op at a position is done; false at the deadline. Where the backend notifies;
+ * inside `enter`. */
+bool completion_await_done(struct completion *completion, struct event_ring *ring,
+                           uint64_t position, int64_t deadline_ns);
 
 void completion_interest_add(struct completion *completion);
 void completion_interest_drop(struct completion *completion);

@@ -1,8 +1,12 @@
 #include "crew.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "thread.h"
+
+/* As many as fp8pipe_tune looks at unless told. */
+#define CREW_TUNE_CANDIDATES 16
 
 void crew_streams_end(struct crew *crew)
 {
@@ -22,6 +26,7 @@ void crew_free(struct fp8pipe *pipe)
 
     backend->ops->enter(backend, &scope);
     crew_streams_end(crew);
+    trace_clear(&crew->trace, backend);
     for (uint32_t i = 0; i < pipe->lanes; i++) {
         struct lane *lane = &crew->lanes[i];
 
@@ -34,6 +39,8 @@ void crew_free(struct fp8pipe *pipe)
     }
     backend->ops->leave(backend, &scope);
     backend->ops->close(backend);
+    free(crew->tune_file);
+    free(crew->trace.file);
     free(crew->rings);
     free(crew->lanes);
     free(crew);
@@ -51,6 +58,8 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
     lane->crew = crew;
     lane->index = index;
     lane->port = &pipe->ports[index];
+    lane->measure_idle = options->measure_idle != 0;
+    crew->rings[index].timed = lane->measure_idle;
     if (options->streams != NULL && options->streams[index] == NULL) {
         return status_fail(FP8PIPE_EINVAL,
                            "streams[%u] = NULL: name the default stream as cudaStreamLegacy or "
@@ -70,6 +79,57 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
     return status;
 }
 
+/* The options' tune file, or the environment's, or NULL. */
+static const char *tune_file_of(const struct fp8pipe_options *options)
+{
+    const char *file =
+        options->tune_file != NULL ? options->tune_file : getenv("FP8PIPE_TUNE_FILE");
+
+    return file != NULL && file[0] != '\0' ? file : NULL;
+}
+
+/* Whether close is to tune what has run. */
+static enum fp8pipe_status tune_prepare(struct fp8pipe *pipe, const char *file)
+{
+    const char *wanted = getenv("FP8PIPE_TUNE");
+    struct crew *crew = pipe->crew;
+
+    if (wanted == NULL || strcmp(wanted, "1") != 0 || crew->backend->ops->tune == NULL) {
+        return FP8PIPE_OK;
+    }
+    if (file == NULL) {
+        log_line(&pipe->log, FP8PIPE_LOG_WARN,
+                 "FP8PIPE_TUNE = 1 in the environment, but no tune file is named: set "
+                 "FP8PIPE_TUNE_FILE");
+        return FP8PIPE_OK;
+    }
+    crew->tune_file = strdup(file);
+    return crew->tune_file != NULL
+               ? FP8PIPE_OK
+               : status_fail(FP8PIPE_ENOMEM, "tune_file: no host memory for it");
+}
+
+void crew_tune(struct fp8pipe *pipe, int64_t deadline_ns)
+{
+    struct backend *backend = pipe->crew->backend;
+    struct backend_tune tune = {
+        .file = pipe->crew->tune_file,
+        .candidates = CREW_TUNE_CANDIDATES,
+        .untuned = true,
+        .deadline_ns = deadline_ns,
+    };
+    struct backend_scope scope;
+
+    if (tune.file == NULL || fault_status(&pipe->fault) != FP8PIPE_OK) {
+        return;
+    }
+    backend->ops->enter(backend, &scope);
+    if (backend->ops->tune(backend, &tune) != FP8PIPE_OK) {
+        log_line(&pipe->log, FP8PIPE_LOG_WARN, "FP8PIPE_TUNE = 1: %s", status_sentence());
+    }
+    backend->ops->leave(backend, &scope);
+}
+
 enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *ops,
                               const struct fp8pipe_options *options)
 {
@@ -78,6 +138,9 @@ enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *op
         .device = options->device,
         .allocator = options->allocator,
         .workspace_bytes = options->workspace_bytes,
+        .plans = options->plans,
+        .tune_file = tune_file_of(options),
+        .log = &pipe->log,
         .notify = completion_notify,
     };
     struct backend_scope scope;
@@ -103,6 +166,7 @@ enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *op
     crew->fault = &pipe->fault;
     crew->log = &pipe->log;
     pipe->crew = crew;
+    status = tune_prepare(pipe, backend_options.tune_file);
     crew->backend->ops->enter(crew->backend, &scope);
     for (uint32_t i = 0; i < pipe->lanes && status == FP8PIPE_OK; i++) {
         status = lane_open(pipe, i, options);

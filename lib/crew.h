@@ -19,6 +19,10 @@ enum fp8pipe_status crew_start(struct fp8pipe *pipe, const struct fp8pipe_option
  * deadline. */
 bool crew_stop(struct fp8pipe *pipe, int64_t deadline_ns);
 
+/* At close, when all ops are done: where the environment asks for it, times the plans of what ran
+ * and saves them; a failure is a warning. No shape is begun after the deadline. */
+void crew_tune(struct fp8pipe *pipe, int64_t deadline_ns);
+
 /* Ends the lanes' streams, waiting for what is in them. Inside `enter`. */
 void crew_streams_end(struct crew *crew);
 

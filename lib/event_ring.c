@@ -14,6 +14,7 @@ enum fp8pipe_status event_ring_init(struct event_ring *ring, struct backend *bac
     ring->fault = fault;
     ring->mask = slots - 1;
     ring->done_ops = 0;
+    ring->wanted = EVENT_RING_NOBODY;
     ring->events = calloc(slots, sizeof(*ring->events));
     ring->slots = calloc(slots, sizeof(*ring->slots));
     if (ring->events == NULL || ring->slots == NULL) {
@@ -122,10 +123,12 @@ void event_ring_reap(struct event_ring *ring)
     issued = ring_tail(&ring->port->ring);
     done = ring->port->done;
     while (done < issued && fault_status(ring->fault) == FP8PIPE_OK) {
+        int64_t look_ns = ring->timed ? ec_now_ns() : 0;
         bool finished = false;
 
         status = ring->backend->ops->event_query(ring->backend, event_of(ring, done), &finished);
         if (status != FP8PIPE_OK || !finished) {
+            ck_pr_store_64(&ring->busy_ns, (uint64_t)look_ns);
             break;
         }
         done += ring->slots[done & ring->mask];
@@ -138,6 +141,51 @@ void event_ring_reap(struct event_ring *ring)
     if (status != FP8PIPE_OK) {
         fault_raise(ring->fault, status_sentence());
     }
+}
+
+bool event_ring_finished(struct event_ring *ring, uint64_t position, int64_t *busy_ns)
+{
+    bool finished = port_done(ring->port) > position;
+
+    /* An error is the reap's to find. */
+    if (!finished && ring->backend->ops->event_query(ring->backend, event_of(ring, position),
+                                                     &finished) != FP8PIPE_OK) {
+        finished = false;
+    }
+    *busy_ns = (int64_t)ck_pr_load_64(&ring->busy_ns);
+    return finished;
+}
+
+void event_ring_want(struct event_ring *ring, uint64_t position)
+{
+    uint64_t wanted = ck_pr_load_64(&ring->wanted);
+
+    while (position < wanted && !ck_pr_cas_64_value(&ring->wanted, wanted, position, &wanted)) {
+    }
+    ck_pr_fence_memory();
+}
+
+bool event_ring_reached(struct event_ring *ring)
+{
+    uint64_t wanted = ck_pr_load_64(&ring->wanted);
+    bool reached = true;
+
+    if (wanted == EVENT_RING_NOBODY || ring_tail(&ring->port->ring) <= wanted) {
+        return false;
+    }
+    /* Under the lock the place of what is not done is not reused. An error is the waiter's to
+     * find. */
+    pthread_mutex_lock(&ring->reap);
+    if (ring->port->done <= wanted &&
+        ring->backend->ops->event_query(ring->backend, event_of(ring, wanted), &reached) !=
+            FP8PIPE_OK) {
+        reached = true;
+    }
+    pthread_mutex_unlock(&ring->reap);
+    if (reached) {
+        ck_pr_cas_64(&ring->wanted, wanted, EVENT_RING_NOBODY);
+    }
+    return reached;
 }
 
 void event_ring_look(struct event_ring *ring, uint64_t position, struct look *look)

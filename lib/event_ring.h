@@ -7,16 +7,22 @@
  * recorded again meanwhile stands for more work, never for less.
  *
  * The reap lock orders all who move the done mark.
+ *
+ * `wanted` is lowered by who waits, before his look, and taken back by who wakes him, after an
+ * event or an issued mark; with a full barrier on both sides, so that one sees the other.
  */
 #ifndef LIB_EVENT_RING_H
 #define LIB_EVENT_RING_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend.h"
 #include "fault.h"
 #include "ticket.h"
+
+#define EVENT_RING_NOBODY UINT64_MAX
 
 struct event_ring {
     struct backend *backend;
@@ -27,6 +33,9 @@ struct event_ring {
     uint8_t *slots;              /* of the op at a position */
     uint64_t mask;
     uint64_t done_ops; /* written under the reap lock, read by stats */
+    bool timed;        /* busy_ns is kept */
+    uint64_t busy_ns;  /* when a reap last saw the stream busy; as done_ops, read by the launcher */
+    uint64_t wanted;   /* the lowest position that somebody sleeps for, or EVENT_RING_NOBODY */
     pthread_mutex_t reap;
 };
 
@@ -57,6 +66,17 @@ enum fp8pipe_status event_ring_wait_native(struct event_ring *ring, uint64_t pos
 
 /* Moves the done mark over what has finished; a device error raises the fault. Inside `enter`. */
 void event_ring_reap(struct event_ring *ring);
+
+/* Whether the op at an issued position, the lane's latest, has finished; then *busy_ns is when the
+ * stream was last seen busy, 0: never. By the launcher, with `timed`. */
+bool event_ring_finished(struct event_ring *ring, uint64_t position, int64_t *busy_ns);
+
+/* Before the look of who then sleeps, until woken for it, for an op to be done. */
+void event_ring_want(struct event_ring *ring, uint64_t position);
+
+/* Whether who sleeps is to be woken: then nobody is wanted any more, and those who were woken too
+ * early want again. Behind a full barrier. Inside `enter`. */
+bool event_ring_reached(struct event_ring *ring);
 
 /* Where an op of the lane is. */
 struct look {

@@ -5,6 +5,7 @@
 #include "epilogue.h"
 #include "function.h"
 #include "linear.h"
+#include "optimizer.h"
 #include "quantize.h"
 #include "scaling.h"
 #include "target.h"
@@ -140,6 +141,9 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_STATE_WRITE:
         status = scaling_write(op->u.scaling.scaling, op->u.scaling.image, issue);
         break;
+    case OP_SLOT_READ:
+        status = scaling_read_slot(op->u.scaling.scaling, op->u.scaling.image, issue);
+        break;
     case OP_QUANTIZE:
         status = exec_quantize(issue, op);
         filled = op->u.quantize.filling;
@@ -173,6 +177,18 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
     case OP_ACTIVATION:
         status = exec_activation(issue, op);
         filled = op->u.activation.out.filling;
+        break;
+    case OP_ADAMW:
+        status = optimizer_adamw(issue, &op->u.adamw);
+        break;
+    case OP_GRADIENT_NORM:
+        status = optimizer_gradient_norm(issue, &op->u.gradient_norm);
+        break;
+    case OP_STEPS_READ:
+        status = optimizer_steps_read(issue, &op->u.steps);
+        break;
+    case OP_STEPS_WRITE:
+        status = optimizer_steps_write(issue, &op->u.steps);
         break;
     }
     issue_end(issue);

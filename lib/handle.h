@@ -37,6 +37,7 @@ struct fp8pipe {
     enum fp8pipe_mode mode;
     enum fp8pipe_backend backend;
     bool native_streams;
+    uint32_t tracing; /* submits take the time; written by trace start and stop, orders nothing */
     struct crew *crew;
     struct fault fault;
     struct log log;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ec.h"
 #include "exec.h"
 #include "thread.h"
 
@@ -172,6 +173,40 @@ static void keep_failure(struct lane *lane, const struct op *op, uint64_t positi
              failure->sentence);
 }
 
+/*
+ * Adds, before an op is issued, the time in which the stream may have had nothing to do: since the
+ * previous issue, or since somebody last saw the stream busy.
+ */
+static void count_idle(struct lane *lane)
+{
+    struct event_ring *ring = &lane->crew->rings[lane->index];
+    int64_t from_ns, now_ns;
+
+    if (!lane->measure_idle || lane->previous == 0 ||
+        !event_ring_finished(ring, lane->previous, &from_ns)) {
+        return;
+    }
+    now_ns = ec_now_ns();
+    from_ns = from_ns > lane->idle_from_ns ? from_ns : lane->idle_from_ns;
+    if (now_ns > from_ns) {
+        ck_pr_store_64(&lane->idle_ns, lane->idle_ns + (uint64_t)(now_ns - from_ns));
+    }
+}
+
+static void end_issue(struct lane *lane, uint64_t position, struct trace_record *record,
+                      const struct ticket_failure *failure)
+{
+    if (lane->measure_idle) {
+        lane->previous = position;
+        lane->idle_from_ns = ec_now_ns();
+    }
+    if (record != NULL) {
+        record->outcome = (uint8_t)failure->outcome;
+        record->status = (uint8_t)failure->status;
+        record->issued_ns = ec_now_ns();
+    }
+}
+
 static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
 {
     struct crew *crew = lane->crew;
@@ -186,11 +221,18 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
         .rings = crew->rings,
         .own_amax = lane->own_amax,
     };
+    struct trace_record *record =
+        trace_op(&crew->trace, &lane->trace_until, op, own_ticket(lane, position));
     enum fp8pipe_status status;
     bool failed;
 
     status = event_ring_prepare(ring, position, op->slots);
     failed = must_cancel(lane, op, &failure);
+    count_idle(lane);
+    if (record != NULL) {
+        record->ready_ns = ec_now_ns();
+    }
+    crew->backend->ops->range_push(crew->backend, op_label(op));
     if (status == FP8PIPE_OK && fault_status(crew->fault) != FP8PIPE_OK) {
         status = fault_refuse(crew->fault);
     }
@@ -199,7 +241,9 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
     }
     if (!failed) {
         if (status == FP8PIPE_OK) {
+            trace_start(record, crew->backend, lane->stream);
             status = exec_op(&issue, op, own_ticket(lane, position));
+            trace_end(record, crew->backend, lane->stream);
         }
         if (status != FP8PIPE_OK) {
             failed = true;
@@ -216,6 +260,8 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
     }
     follow_lane_order(lane, op, failed, &failure);
     release_ended(lane, op, &issue);
+    crew->backend->ops->range_pop(crew->backend);
+    end_issue(lane, position, record, failed ? &failure : &(struct ticket_failure){0});
     count(&lane->issued);
     ring_advance(&lane->port->ring, op->slots);
     completion_notify(&crew->completion);

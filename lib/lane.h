@@ -5,7 +5,7 @@
  *
  * In ASYNC each lane has a thread that does this; in INLINE the submitting thread does, holding the
  * port's inline_mutex. Either way a lane is run by one thread at a time, which owns `stream`,
- * `lane_broken` and the counters (read by stats without a lock).
+ * `lane_broken`, `previous`, `idle_from_ns` and the counters (read by stats without a lock).
  *
  * Waiting for another lane's issued mark cannot deadlock: an op only depends on ops that claimed
  * their ring positions before it did, and launchers never submit.
@@ -20,6 +20,7 @@
 #include "event_ring.h"
 #include "log.h"
 #include "op.h"
+#include "trace.h"
 
 struct lane {
     struct crew *crew;
@@ -32,6 +33,11 @@ struct lane {
     uint64_t issued;
     uint64_t failed;
     uint64_t cancelled;
+    uint64_t idle_ns; /* a counter; with measure_idle */
+    bool measure_idle;
+    uint64_t previous;    /* position of the latest op, 0: none */
+    int64_t idle_from_ns; /* when the latest issue ended */
+    uint64_t trace_until; /* see lib/trace.h */
     pthread_t thread;
     bool started;
 };
@@ -47,7 +53,9 @@ struct crew {
     struct fault *fault;
     struct completion completion;
     const struct log *log;
+    struct trace trace;
     uint32_t cancel; /* close's CANCEL: what is not issued is cancelled */
+    char *tune_file; /* FP8PIPE_TUNE: close times the plans of what ran, for this file; else NULL */
 };
 
 /* Issues all that is in the ring. INLINE, under the port's inline_mutex, inside `enter`. */

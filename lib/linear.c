@@ -91,9 +91,8 @@ static enum fp8pipe_status version_make(struct issue *issue, const struct fp8pip
     return FP8PIPE_OK;
 }
 
-/* Makes the stream see the version's row-wise bytes and, if asked, the transposed ones. */
-static enum fp8pipe_status version_ready(struct issue *issue, const struct fp8pipe_linear *linear,
-                                         struct version *version, bool transposed)
+enum fp8pipe_status version_ready(struct issue *issue, const struct fp8pipe_linear *linear,
+                                  struct version *version, bool transposed)
 {
     struct backend *backend = issue->backend;
     enum fp8pipe_status status = FP8PIPE_OK;

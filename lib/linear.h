@@ -8,6 +8,10 @@
  *   current         the linear's version: under the linear's word.
  *   retired         the filling of the version before, which nothing holds: the next op on the
  *                   linear sees to its memory. Under the word.
+ *   rewrites        how often the optimizer that has the linear rewrote the current version's bytes
+ *                   in place, in submits; NULL: none has it. Under the linear's word; what it
+ *                   points to, in the optimizer, under the scaling's. While an optimizer has the
+ *                   linear, the version stays the current one. rewrites_before: by those before.
  *   kept            tensors that keep a version of this linear: atomic, changed under the word of
  *                   the tensor.
  *   row_made ..     under the version's lock, by launchers.
@@ -49,6 +53,8 @@ struct fp8pipe_linear {
     uint32_t kept;
     struct version *current;
     struct filling *retired;
+    const uint64_t *rewrites;
+    uint64_t rewrites_before;
     uint64_t lane_uses[];
 };
 
@@ -57,6 +63,17 @@ struct version *version_new(struct filling_pool *pool, const struct fp8pipe_matr
                             fp8pipe_ticket written);
 
 enum fp8pipe_status linear_prepare(struct issue *issue, const struct op *op);
+/* Makes the issue's stream see the version's row-wise bytes and, if asked, the transposed ones. */
+enum fp8pipe_status version_ready(struct issue *issue, const struct fp8pipe_linear *linear,
+                                  struct version *version, bool transposed);
+
+/* What a forward that keeps the weight and its dgrad must agree on. Under the linear's word and its
+ * scaling's. */
+static inline uint64_t linear_rewrites(const struct fp8pipe_linear *linear)
+{
+    return linear->rewrites_before + (linear->rewrites != NULL ? *linear->rewrites : 0);
+}
+
 enum fp8pipe_status linear_forward(struct issue *issue, const struct op *op);
 enum fp8pipe_status linear_dgrad(struct issue *issue, const struct op *op);
 enum fp8pipe_status linear_wgrad(struct issue *issue, const struct op *op);

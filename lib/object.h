@@ -1,6 +1,6 @@
 /*
- * What scalings, linears and tensors have in common: the pipe that they belong to, a spin word that
- * orders submits on them, and for each lane the last op that used them.
+ * What scalings, linears, tensors and optimizers have in common: the pipe that they belong to, a
+ * spin word that orders submits on them, and for each lane the last op that used them.
  *
  * The words are the only lock on the caller's path (but for a look at the failure records of a lane
  * that has any, for a ticket that is done). A submit takes those of all objects it touches
@@ -17,7 +17,7 @@
 
 #include "fp8pipe.h"
 
-enum object_kind { OBJECT_SCALING, OBJECT_LINEAR, OBJECT_TENSOR };
+enum object_kind { OBJECT_SCALING, OBJECT_LINEAR, OBJECT_TENSOR, OBJECT_OPTIMIZER };
 
 struct object {
     ck_spinlock_fas_t word;

@@ -27,6 +27,7 @@ enum op_kind {
     OP_SKIP,
     OP_STATE_READ,
     OP_STATE_WRITE,
+    OP_SLOT_READ,
     OP_QUANTIZE,
     OP_READ,
     OP_GEMM,
@@ -35,7 +36,11 @@ enum op_kind {
     OP_WGRAD,
     OP_TENSOR_CALL,
     OP_ACTIVATION,
-    OP_PREPARE
+    OP_PREPARE,
+    OP_ADAMW,
+    OP_GRADIENT_NORM,
+    OP_STEPS_READ,
+    OP_STEPS_WRITE
 };
 
 /* bits of op.flags */
@@ -87,7 +92,8 @@ struct op_host_call {
 
 struct op_scaling {
     struct fp8pipe_scaling *scaling;
-    void *image;            /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state */
+    void *image; /* OP_STATE_READ, OP_STATE_WRITE: pinned copy of the device state; OP_SLOT_READ:
+                    a pinned struct scaling_slot */
     const int32_t *skip_if; /* OP_UPDATE: NULL, or a device word */
 };
 
@@ -177,6 +183,28 @@ struct op_prepare {
     uint8_t transposed;
 };
 
+struct op_adamw {
+    struct fp8pipe_optimizer *optimizer;
+    const float *lr_device;
+    const float *gradient_scale;
+    const int32_t *skip_if;
+    float lr;
+};
+
+struct op_gradient_norm {
+    struct fp8pipe_optimizer *optimizer;
+    const float *gradient_scale;
+    float *norm;
+    float *clip;
+    int32_t *nonfinite;
+    float max_norm;
+};
+
+struct op_steps {
+    struct fp8pipe_optimizer *optimizer;
+    int64_t *image; /* pinned */
+};
+
 struct op {
     uint8_t kind;
     uint8_t slots;
@@ -186,6 +214,7 @@ struct op {
     uint8_t flags;
     uint16_t lists_at; /* bytes from the op's start to its lists */
     void *event;
+    int64_t enqueued_ns; /* CLOCK_MONOTONIC, 0 without a trace */
     char name[FP8PIPE_NAME_MAX + 1];
     union {
         struct op_copy copy;
@@ -201,6 +230,9 @@ struct op {
         struct op_tensor_call tensor_call;
         struct op_activation activation;
         struct op_prepare prepare;
+        struct op_adamw adamw;
+        struct op_gradient_norm gradient_norm;
+        struct op_steps steps;
     } u;
 };
 

@@ -137,6 +137,10 @@ enum fp8pipe_status options_check(const struct fp8pipe_options *given,
         return status_fail(FP8PIPE_EINVAL, "log_level = %d: it is DEFAULT to DEBUG",
                            (int)checked->log_level);
     }
+    if ((unsigned)checked->plans > FP8PIPE_PLANS_FIXED) {
+        return status_fail(FP8PIPE_EINVAL, "plans = %d: it is REFINED or FIXED",
+                           (int)checked->plans);
+    }
     if (checked->reserved != 0) {
         return status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", checked->reserved);
     }
@@ -147,6 +151,14 @@ enum fp8pipe_status options_check(const struct fp8pipe_options *given,
     if (checked->streams != NULL && checked->mode != FP8PIPE_INLINE) {
         return status_fail(FP8PIPE_EINVAL, "streams = %p: the caller's streams are for mode INLINE",
                            (const void *)checked->streams);
+    }
+    if ((unsigned)checked->plans > FP8PIPE_PLANS_FIXED) {
+        return status_fail(FP8PIPE_EINVAL, "plans = %d: it is REFINED or FIXED",
+                           (int)checked->plans);
+    }
+    if ((checked->measure_idle & ~1) != 0) {
+        return status_fail(FP8PIPE_EINVAL, "measure_idle = %d: it is 0 or 1",
+                           checked->measure_idle);
     }
     if (checked->lanes == 0) {
         checked->lanes = OPTIONS_LANES;

@@ -185,6 +185,7 @@ static enum fp8pipe_status pipe_open_checked(const struct fp8pipe_options *optio
         goto retire_ports;
     }
     table_add(&pipe->entry);
+    pipe_trace_environment(pipe);
     log_line(&pipe->log, FP8PIPE_LOG_INFO, "open on %s, %u lanes", ops->name, pipe->lanes);
     *out = pipe;
     return FP8PIPE_OK;
@@ -312,6 +313,7 @@ static void objects_retire(struct fp8pipe *pipe)
         [OBJECT_SCALING] = scaling_retire,
         [OBJECT_LINEAR] = linear_retire,
         [OBJECT_TENSOR] = tensor_retire,
+        [OBJECT_OPTIMIZER] = optimizer_retire,
     };
     struct backend *backend = pipe->crew->backend;
     struct backend_scope scope;
@@ -368,6 +370,8 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
                            "%u have not finished",
                            (long long)timeout_ns, pipe->number);
     }
+    pipe_trace_close(pipe);
+    crew_tune(pipe, deadline_ns);
     objects_retire(pipe);
     crew_free(pipe);
     filling_pool_free(&pipe->pool);

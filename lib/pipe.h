@@ -41,6 +41,15 @@ bool pipe_reach(struct fp8pipe *pipe, fp8pipe_ticket ticket, enum fp8pipe_mark m
 enum fp8pipe_status pipe_wait(struct fp8pipe *pipe, fp8pipe_ticket ticket, enum fp8pipe_mark mark,
                               int64_t deadline_ns);
 
+/* As fp8pipe_trace_start and fp8pipe_trace_stop, between pipe_enter and pipe_leave. */
+enum fp8pipe_status pipe_trace_start(struct fp8pipe *pipe, uint32_t ops);
+enum fp8pipe_status pipe_trace_stop(struct fp8pipe *pipe, const char *file);
+
+/* For open: starts the trace that the environment asks for. A trace that cannot be is one warning.
+ * For close, once all ops are done and the launchers are gone: writes it. */
+void pipe_trace_environment(struct fp8pipe *pipe);
+void pipe_trace_close(struct fp8pipe *pipe);
+
 /* The pipe's list of objects, for close. */
 void pipe_object_add(struct fp8pipe *pipe, struct object *object);
 void pipe_object_remove(struct fp8pipe *pipe, struct object *object);
@@ -55,5 +64,6 @@ void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling);
 void scaling_retire(struct object *object, struct backend *backend);
 void linear_retire(struct object *object, struct backend *backend);
 void tensor_retire(struct object *object, struct backend *backend);
+void optimizer_retire(struct object *object, struct backend *backend);
 
 #endif

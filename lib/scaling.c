@@ -76,7 +76,7 @@ static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
     }
 }
 
-static bool slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
 {
     bool seen;
 
@@ -105,7 +105,7 @@ enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slo
     target->own_amax = NULL;
     target->amax = fold ? &state->amax[slot] : NULL;
     target->extremes = state->extremes == NULL ? NULL : &state->extremes[2 * (size_t)slot];
-    if (slot_seen(scaling, slot, issue)) {
+    if (scaling_slot_seen(scaling, slot, issue)) {
         return FP8PIPE_OK;
     }
     target->own_amax = issue->own_amax;
@@ -159,6 +159,34 @@ enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, s
 {
     return issue->backend->ops->copy(issue->backend, issue->stream, image, scaling->state.data,
                                      scaling->state.image_bytes);
+}
+
+enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct scaling_slot *image,
+                                      struct issue *issue)
+{
+    const struct scaling_state *state = &scaling->state;
+    const struct {
+        void *to;
+        const void *from;
+        size_t bytes;
+    } words[] = {
+        {&image->scale, &state->scale[image->slot], sizeof(image->scale)},
+        {&image->has_scale, &state->has_scale[image->slot], sizeof(image->has_scale)},
+        {&image->amax, &state->amax[image->slot], sizeof(image->amax)},
+        {&image->nonfinite, &state->nonfinite[image->slot], sizeof(image->nonfinite)},
+    };
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]) && status == FP8PIPE_OK; i++) {
+        status = issue->backend->ops->copy(issue->backend, issue->stream, words[i].to,
+                                           words[i].from, words[i].bytes);
+    }
+    if (status == FP8PIPE_OK && state->extremes != NULL) {
+        status = issue->backend->ops->copy(issue->backend, issue->stream, image->extremes,
+                                           &state->extremes[2 * (size_t)image->slot],
+                                           sizeof(image->extremes));
+    }
+    return status;
 }
 
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,

@@ -41,6 +41,16 @@ struct scaling_state {
     uint32_t *scratch;
 };
 
+/* The words of one slot, read without the others: `slot` is given, the rest is of the device. */
+struct scaling_slot {
+    uint32_t slot;
+    float scale;
+    int32_t has_scale;
+    uint32_t amax;
+    int32_t nonfinite;
+    uint64_t extremes[2]; /* left alone where they are not counted */
+};
+
 struct fp8pipe_scaling {
     struct object object;
     uint32_t slots;
@@ -73,6 +83,9 @@ float scaling_numerator(enum fp8pipe_format format, int32_t margin);
 void scaling_layout(struct scaling_state *state, unsigned char *data,
                     const struct fp8pipe_scaling *scaling);
 
+/* Whether the host knows that a slot has a scale. By launchers. */
+bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue);
+
 /* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
  * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
  * own amax may be needed: the caller launches the pass for it. */
@@ -87,6 +100,10 @@ enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue);
+
+/* Copies one slot's words to a pinned image. */
+enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct scaling_slot *image,
+                                      struct issue *issue);
 
 /* The saved form of a state, independent of the ring's cursor: size, writing from an image, and
  * reading into one (ESTATE; the image is then undefined). */

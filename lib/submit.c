@@ -117,6 +117,7 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
                           ((submit->flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
                           ((submit->flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
     op->event = submit->event;
+    op->enqueued_ns = ck_pr_load_32(&pipe->tracing) != 0 ? ec_now_ns() : 0;
     memset(op->name, 0, sizeof(op->name));
     if (submit->name != NULL) {
         memccpy(op->name, submit->name, '\0', FP8PIPE_NAME_MAX);
@@ -174,8 +175,7 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
     return FP8PIPE_OK;
 }
 
-/* A predecessor that only orders; 0, this draft's own lane and the one before are dropped. */
-static void draft_order(struct draft *draft, fp8pipe_ticket ticket)
+void draft_order(struct draft *draft, fp8pipe_ticket ticket)
 {
     uint32_t lane = ticket_lane(ticket);
 

@@ -74,6 +74,9 @@ enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct 
 /* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD. */
 enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket);
 
+/* A predecessor that only orders; 0 and the draft's own lane are dropped. */
+void draft_order(struct draft *draft, fp8pipe_ticket ticket);
+
 /* A filling that the op uses, held by an object of the draft; NULL is ignored. */
 void draft_use(struct draft *draft, struct filling *filling);
 

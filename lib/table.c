@@ -79,6 +79,7 @@ void table_add(struct table_entry *entry)
 {
     pthread_mutex_lock(&table.lock);
     entry->before = table.opened;
+    entry->ordinal = entry->before == NULL ? 1 : entry->before->ordinal + 1;
     table.opened = entry;
     pthread_mutex_unlock(&table.lock);
 }

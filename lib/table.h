@@ -15,6 +15,7 @@
 /* First member of a handle. */
 struct table_entry {
     struct table_entry *before;
+    uint32_t ordinal; /* of this process' handles, from 1 */
 };
 
 extern uint32_t table_fork_generation;
@@ -25,7 +26,7 @@ enum fp8pipe_status table_take(uint32_t *number, uint64_t *start);
 /* The number is free again; its positions go on at `next`. */
 void table_give_back(uint32_t number, uint64_t next);
 
-/* Keeps a handle, which is never freed, in reach. */
+/* Keeps a handle, which is never freed, in reach; sets its ordinal. */
 void table_add(struct table_entry *entry);
 
 #endif

@@ -69,6 +69,7 @@ struct fp8pipe_tensor {
     struct fp8pipe_linear *kept_by; /* whose forward filled it */
     uint32_t *kept_count;           /* of that linear: how many tensors keep a version of it */
     fp8pipe_ticket kept_ticket;     /* the forward */
+    uint64_t kept_rewrites;         /* linear_rewrites() at the forward */
     uint64_t lane_uses[];
 };
 

@@ -69,3 +69,14 @@ bool thread_join(pthread_t thread, int64_t deadline_ns)
     deadline.tv_nsec = deadline_ns % 1000000000;
     return pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &deadline) == 0;
 }
+
+uint64_t thread_cpu_ns(pthread_t thread)
+{
+    struct timespec used;
+    clockid_t clock;
+
+    if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &used) != 0) {
+        return 0;
+    }
+    return (uint64_t)used.tv_sec * 1000000000 + (uint64_t)used.tv_nsec;
+}

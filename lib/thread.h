@@ -27,6 +27,9 @@ enum fp8pipe_status thread_start(pthread_t *thread, const char *name, int cpu, v
 /* Joins until the absolute CLOCK_MONOTONIC deadline; false when it passed. */
 bool thread_join(pthread_t thread, int64_t deadline_ns);
 
+/* CPU time that a thread, not joined yet, has used; 0 if it has ended. */
+uint64_t thread_cpu_ns(pthread_t thread);
+
 /* Read by every submit: without the call that the default model makes in a shared library. */
 extern _Thread_local enum thread_inside thread_inside_now
     __attribute__((tls_model("initial-exec")));

@@ -67,7 +67,6 @@ static bool done_ready(void *arg)
 /* True when it is done. Inside `enter`. */
 static bool wait_done(struct fp8pipe *pipe, struct mark_wait *wait, int64_t deadline_ns)
 {
-    struct completion *completion = &pipe->crew->completion;
     struct port *port = wait->ring->port;
     int64_t poll_ns = pipe->crew->backend->ops->poll_ns;
     int64_t spin_end = ec_deadline_ns(port->ring.spin_ns);
@@ -89,9 +88,8 @@ static bool wait_done(struct fp8pipe *pipe, struct mark_wait *wait, int64_t dead
             poll_ns = poll_ns * 2 < WAIT_POLL_NS_MAX ? poll_ns * 2 : WAIT_POLL_NS_MAX;
         }
     } else if (!done) {
-        completion_interest_add(completion);
-        done = ec_await(&completion->ec, done_ready, wait, 0, deadline_ns, &port->ring.rescues);
-        completion_interest_drop(completion);
+        done =
+            completion_await_done(&pipe->crew->completion, wait->ring, wait->position, deadline_ns);
     }
     return done;
 }

@@ -86,6 +86,8 @@ AS_IF([test -z "$cuda_lib"], [cuda_missing="no libcudart_static.a under $cuda_ro
     CPPFLAGS="$CPPFLAGS $CUDA_CPPFLAGS"
     AC_CHECK_HEADER([cuda_runtime_api.h], [], [cuda_missing="no cuda_runtime_api.h in $cuda_include"])
     AC_CHECK_HEADER([cublasLt.h], [], [cuda_missing="no cublasLt.h in $cuda_include"])
+    AC_CHECK_HEADER([nvtx3/nvToolsExt.h],
+        [AC_DEFINE([HAVE_NVTX], [1], [Define to 1 if the toolkit has NVTX 3.])], [], [])
     CPPFLAGS=$saved_CPPFLAGS])
 
 AS_IF([test -z "$cuda_missing"], [

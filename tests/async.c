@@ -172,12 +172,14 @@ void chaos_check(const char *what)
     struct chaos_live live = chaos_live();
 
     is_int(chaos_violations(), 0, "%s: the backend was used as its header promises", what);
-    if (!ok(live.backends == 0 && live.streams == 0 && live.events == 0 && live.allocs == 0 &&
-                live.alloc_bytes == 0 && live.pinned == 0,
+    if (!ok(live.backends == 0 && live.streams == 0 && live.events == 0 && live.timers == 0 &&
+                live.allocs == 0 && live.alloc_bytes == 0 && live.pinned == 0,
             "%s: close leaves nothing of the backend behind", what))
-        diag("backends %jd, streams %jd, events %jd, allocs %jd (%jd bytes), pinned %jd",
-             (intmax_t)live.backends, (intmax_t)live.streams, (intmax_t)live.events,
-             (intmax_t)live.allocs, (intmax_t)live.alloc_bytes, (intmax_t)live.pinned);
+        diag(
+            "backends %jd, streams %jd, events %jd, timers %jd, allocs %jd (%jd bytes), pinned %jd",
+            (intmax_t)live.backends, (intmax_t)live.streams, (intmax_t)live.events,
+            (intmax_t)live.timers, (intmax_t)live.allocs, (intmax_t)live.alloc_bytes,
+            (intmax_t)live.pinned);
 }
 
 const char *mode_name(enum fp8pipe_mode mode)

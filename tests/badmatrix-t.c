@@ -17,21 +17,6 @@ static struct test_matrix x, w, y, dy, dx, dw, sums;
 
 #define BOTH (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)
 
-/* Every rule of a matrix, on the field `f` of an op; the sentence names it as `name`. */
-#define MATRIX_RULES(good, f, name)                                                                \
-    do {                                                                                           \
-        SPOILED(good, op.f.rows = -1, SUBMIT, name ".rows", "-1");                                 \
-        SPOILED(good, op.f.cols = -3, SUBMIT, "cols", "-3");                                       \
-        SPOILED(good, op.f.stride = op.f.cols - 1, SUBMIT, name ".stride", "");                    \
-        SPOILED(good, op.f.dtype = (enum fp8pipe_dtype)7, SUBMIT, name ".dtype", "7");             \
-        SPOILED(good, op.f.data = NULL, SUBMIT, name ".data", "NULL");                             \
-        SPOILED(good, op.f.data = (char *)op.f.data + 1, SUBMIT, name ".data", "");                \
-        SPOILED(good, (op.f.rows = INT64_MAX / 2, op.f.stride = INT64_MAX / 2), SUBMIT, name, ""); \
-        SPOILED(good, (op.f.rows = INT64_C(1) << 33, op.f.stride = INT64_C(1) << 31), SUBMIT,      \
-                name, "");                                                                         \
-        SPOILED(good, op.f.reserved = 1, SUBMIT, name ".reserved", "1");                           \
-    } while (0)
-
 /* Every rule of a vector of N entries. */
 #define VECTOR_RULES(good, f, name)                                                                \
     do {                                                                                           \

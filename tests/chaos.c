@@ -46,8 +46,8 @@ static _Atomic uint64_t delay_seed;
 static _Atomic uint64_t counts[CHAOS_CALLS];
 static _Atomic uint64_t violations;
 
-static _Atomic int64_t live_backends, live_streams, live_events, live_allocs, live_alloc_bytes,
-    live_pinned;
+static _Atomic int64_t live_backends, live_streams, live_events, live_timers, live_allocs,
+    live_alloc_bytes, live_pinned;
 
 /* Streams that a thread is inside of; a slot is claimed for good by the first use of its stream. */
 static struct {
@@ -72,7 +72,7 @@ static const char *const call_names[CHAOS_CALLS] = {
 
 static bool is_work(enum chaos_call call)
 {
-    return call <= CHAOS_SCALE_UPDATE; /* the work stands first in the table */
+    return call <= CHAOS_GRADIENT_NORM; /* the work stands first in the table */
 }
 
 /* splitmix64, one sequence for each thread. */
@@ -354,6 +354,53 @@ static enum fp8pipe_status chaos_native_wait(struct backend *backend, void *nati
     return status;
 }
 
+static enum fp8pipe_status chaos_timer_create(struct backend *backend, struct backend_timer **timer)
+{
+    PASS(CHAOS_TIMER_CREATE, NULL, timer_create, timer);
+    if (status == FP8PIPE_OK)
+        ADD(live_timers, 1);
+    return status;
+}
+
+static void chaos_timer_destroy(struct backend *backend, struct backend_timer *timer)
+{
+    if (!entered)
+        ADD(violations, 1);
+    inner_ops->timer_destroy(inner(backend), timer);
+    ADD(live_timers, -1);
+}
+
+static enum fp8pipe_status chaos_timer_record(struct backend *backend, struct backend_timer *timer,
+                                              struct fp8pipe_stream *stream)
+{
+    PASS(CHAOS_TIMER_RECORD, stream, timer_record, timer, stream);
+    return status;
+}
+
+static enum fp8pipe_status chaos_timer_now(struct backend *backend, struct backend_timer *timer,
+                                           int64_t *now_ns)
+{
+    PASS(CHAOS_TIMER_NOW, NULL, timer_now, timer, now_ns);
+    return status;
+}
+
+static enum fp8pipe_status chaos_timer_elapsed(struct backend *backend, struct backend_timer *from,
+                                               struct backend_timer *to, int64_t *elapsed_ns)
+{
+    PASS(CHAOS_TIMER_ELAPSED, NULL, timer_elapsed, from, to, elapsed_ns);
+    return status;
+}
+
+static void chaos_range_push(struct backend *backend, const char *name)
+{
+    inner_ops->range_push(inner(backend), name);
+}
+
+static void chaos_range_pop(struct backend *backend)
+{
+    inner_ops->range_pop(inner(backend));
+}
+
 static enum fp8pipe_status chaos_alloc(struct backend *backend, struct fp8pipe_stream *stream,
                                        size_t bytes, void **data)
 {
@@ -472,6 +519,11 @@ static void chaos_plan_stats(struct backend *backend, struct backend_plan_stats 
     inner_ops->plan_stats(inner(backend), stats);
 }
 
+static void chaos_memory_stats(struct backend *backend, struct backend_memory_stats *stats)
+{
+    inner_ops->memory_stats(inner(backend), stats);
+}
+
 const struct backend_ops *chaos_ops(const struct backend_ops *inner_table, int64_t poll_ns)
 {
     inner_ops = inner_table;
@@ -483,9 +535,13 @@ const struct backend_ops *chaos_ops(const struct backend_ops *inner_table, int64
                                  .leave = chaos_leave,
                                  .stream_destroy = chaos_stream_destroy,
                                  .event_destroy = chaos_event_destroy,
+                                 .timer_destroy = chaos_timer_destroy,
+                                 .range_push = chaos_range_push,
+                                 .range_pop = chaos_range_pop,
                                  .free = chaos_free,
                                  .pinned_free = chaos_pinned_free,
                                  .plan_stats = chaos_plan_stats,
+                                 .memory_stats = chaos_memory_stats,
 #define CHAOS_ENTRY(upper, lower) .lower = chaos_##lower,
                                  CHAOS_TABLE(CHAOS_ENTRY)
 #undef CHAOS_ENTRY
@@ -560,6 +616,7 @@ struct chaos_live chaos_live(void)
         .backends = LOAD(live_backends),
         .streams = LOAD(live_streams),
         .events = LOAD(live_events),
+        .timers = LOAD(live_timers),
         .allocs = LOAD(live_allocs),
         .alloc_bytes = LOAD(live_alloc_bytes),
         .pinned = LOAD(live_pinned),

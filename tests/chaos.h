@@ -27,7 +27,10 @@
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \
     X(STORE, store)                                                                                \
-    X(SCALE_UPDATE, scale_update)
+    X(ACTIVATION, activation)                                                                      \
+    X(SCALE_UPDATE, scale_update)                                                                  \
+    X(ADAMW, adamw)                                                                                \
+    X(GRADIENT_NORM, gradient_norm)
 
 #define CHAOS_WORK_TABLE(X)                                                                        \
     X(ALLOC, alloc)                                                                                \
@@ -48,6 +51,10 @@
     X(EVENT_QUERY, event_query)                                                                    \
     X(STREAM_WAIT, stream_wait)                                                                    \
     X(STREAM_WAIT_NATIVE, stream_wait_native)                                                      \
+    X(TIMER_CREATE, timer_create)                                                                  \
+    X(TIMER_RECORD, timer_record)                                                                  \
+    X(TIMER_NOW, timer_now)                                                                        \
+    X(TIMER_ELAPSED, timer_elapsed)                                                                \
     X(NATIVE_WAIT, native_wait)                                                                    \
     X(PINNED_ALLOC, pinned_alloc)                                                                  \
     X(MEMORY_ALLOC, memory_alloc)                                                                  \
@@ -102,6 +109,7 @@ struct chaos_live {
     int64_t backends;
     int64_t streams;
     int64_t events;
+    int64_t timers;
     int64_t allocs; /* of the stream-ordered pool */
     int64_t alloc_bytes;
     int64_t pinned;

@@ -11,12 +11,13 @@ cd "$srcdir" || exit 1
 layers='
 api
 layer_draft out_draft epilogue_draft
-submit wait
+submit wait tracing
 pipe
 crew
 handle
 lane
-completion exec
+completion exec trace
+optimizer
 linear function
 quantize epilogue
 target
@@ -29,7 +30,8 @@ ring
 host cuda
 backend
 kernels
-thread options check
+thread options check tune_file
+tune_table
 log ec
 status
 public
@@ -103,7 +105,7 @@ END {
         print "edge", from, to
         if (from in rank && to in rank && rank[to] > rank[from]) print "down", at, "(" from ") includes", name, "(" to ")"
         if (to ~ /^(host|cuda)$/ && file != "lib/pipe.c") print "backends", at, "includes", name
-        if (from ~ /^(host|cuda)$/ && to !~ /^(backend|kernels|public|status|log|ec|thread|options)$/)
+        if (from ~ /^(host|cuda)$/ && to !~ /^(backend|kernels|public|status|log|ec|thread|options|tune_file|tune_table)$/)
             print "inside", at, "includes", name
         if (from == "kernels" && to != "public") print "kernels", at, "includes", name
         if (from == "public") print "public", at, "includes", name

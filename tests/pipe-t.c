@@ -39,6 +39,9 @@ static void *const some_streams[2] = {NULL, NULL};
     X("affinity", "-2", (o.lanes = 2, o.affinity = bad_affinity))                                  \
     X("log_level", "6", o.log_level = (enum fp8pipe_log_level)6)                                   \
     X("reserved", "1", o.reserved = 1)                                                             \
+    X("plans", "2", o.plans = (enum fp8pipe_plans)2)                                               \
+    X("measure_idle", "2", o.measure_idle = 2)                                                     \
+    X("measure_idle", "-1", o.measure_idle = -1)                                                   \
     X("allocator", "", o.allocator.alloc = some_alloc)                                             \
     X("allocator", "", o.allocator.free = some_free)                                               \
     X("streams", "", (o.lanes = 2, o.mode = FP8PIPE_INLINE, o.streams = some_streams))             \

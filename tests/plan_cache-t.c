@@ -1,6 +1,7 @@
 /*
  * The plan cache with a builder that only counts: one build a key whoever asks, eviction while in
- * use, failures that are told to all and kept for none.
+ * use, failures that are told to all and kept for none; plans that replace others; and plans that
+ * are borrowed from neighbours and refined by a planner.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,6 +10,7 @@
 #include <time.h>
 
 #include "cuda/plan_cache.h"
+#include "cuda/planner.h"
 #include "status.h"
 #include "tap.h"
 
@@ -38,7 +40,7 @@ static void sleep_ms(int ms)
     nanosleep(&time, NULL);
 }
 
-static enum fp8pipe_status build(void *context, const void *key, void **out)
+static enum fp8pipe_status build(void *context, const void *key, void **out, bool *provisional)
 {
     struct builder *builder = context;
     struct plan *plan;
@@ -52,6 +54,7 @@ static enum fp8pipe_status build(void *context, const void *key, void **out)
     if (plan == NULL)
         bail("no memory");
     plan->name = ((const struct key *)key)->name;
+    *provisional = false;
     builder->built++;
     *out = plan;
     return FP8PIPE_OK;
@@ -67,7 +70,13 @@ static void destroy(void *context, void *plan)
 
 static struct plan_cache *cache_make(struct builder *builder, uint32_t capacity)
 {
-    struct plan_cache_options options = {sizeof(struct key), capacity, build, destroy, builder};
+    struct plan_cache_options options = {
+        .key_bytes = sizeof(struct key),
+        .capacity = capacity,
+        .build = build,
+        .destroy = destroy,
+        .context = builder,
+    };
     struct plan_cache *cache = plan_cache_create(&options);
 
     if (cache == NULL)
@@ -308,6 +317,319 @@ static void test_threads(void)
     is_int(builder.destroyed, builder.built, "destroy leaves no plan behind");
 }
 
+/* ---- Replacement -------------------------------------------------------------------------- */
+
+static struct plan *plan_new(uint64_t name)
+{
+    struct plan *plan = calloc(1, sizeof(*plan));
+
+    if (plan == NULL)
+        bail("no memory");
+    plan->name = name;
+    return plan;
+}
+
+static void set(struct plan_cache *cache, uint64_t name, struct plan *plan)
+{
+    struct key key = {name, ~name};
+
+    if (plan_cache_set(cache, &key, plan) != FP8PIPE_OK)
+        bail("plan_cache_set: %s", status_sentence());
+}
+
+static void test_replacement(void)
+{
+    struct builder builder = {0};
+    struct plan_cache *cache = cache_make(&builder, 2);
+    struct plan_front one = {{NULL}}, two = {{NULL}};
+    struct key key = {7, ~UINT64_C(7)}, keys[4];
+    struct plan_cache_stats stats;
+    struct plan *old, *new = plan_new(7), *newest = plan_new(7);
+    struct plan_entry *held;
+
+    old = front_get(&one, cache, 7);
+    held = get(cache, 7);
+    set(cache, 7, new);
+    ok(front_get(&one, cache, 7) == new, "a front comes to the plan that replaced its own");
+    ok(front_get(&two, cache, 7) == new, "so does one that asks for the first time");
+    ok(plan_entry_plan(held) == old && builder.destroyed == 0, "who holds the old plan keeps it");
+    plan_cache_put(cache, held);
+    is_int(builder.destroyed, 1, "it goes with its last holder");
+    is_int(builder.built, 1, "and nothing was built again");
+    ok(!plan_cache_is_provisional(cache, &key), "a plan that was set is final");
+    ok(!plan_cache_refine(cache, &key, plan_new(7)), "and is not refined");
+    is_int(builder.destroyed, 2, "the refinement that came too late is destroyed");
+    set(cache, 7, newest);
+    set(cache, 7, plan_new(7));
+    is_int(builder.destroyed, 3, "a front keeps one plan of a key, however often it is replaced");
+    ok(front_get(&one, cache, 7) != newest, "and gets the last one");
+    set(cache, 8, plan_new(8));
+    set(cache, 9, plan_new(9));
+    plan_cache_stats_get(cache, &stats);
+    is_int(stats.cached, 2, "a plan that is set where there was none counts for the bound");
+    is_int(stats.evicted, 1, "and evicts");
+    is_int(builder.built, 1, "without a build");
+    is_int(plan_cache_keys(cache, keys, 4), 2, "the keys of the table");
+    is_int(plan_cache_keys(cache, keys, 1), 1, "as many as there is room for");
+    plan_front_clear(&one, cache);
+    plan_front_clear(&two, cache);
+    plan_cache_destroy(cache);
+    is_int(builder.destroyed, builder.built + 6, "destroy leaves no plan behind");
+}
+
+/* ---- Borrowing ---------------------------------------------------------------------------- */
+
+/*
+ * A key's name is what it is alike in (the upper half), and where it lies (the lower). A plan
+ * remembers where its algorithm comes from; plans of odd names are not to be lent.
+ */
+struct lender {
+    struct plan_cache *cache;
+    struct planner *planner;
+    atomic_int built;
+    atomic_int destroyed;
+    atomic_bool hold; /* the planner waits */
+};
+
+struct lent {
+    uint64_t name;
+    uint64_t from;
+};
+
+static enum fp8pipe_status lend(void *context, const void *key_bytes, void **out, bool *provisional)
+{
+    const struct key *key = key_bytes;
+    struct lender *lender = context;
+    struct plan_entry *near = plan_cache_nearest(lender->cache, key);
+    struct lent *plan = calloc(1, sizeof(*plan));
+
+    if (plan == NULL)
+        bail("no memory");
+    *plan = (struct lent){key->name, key->name};
+    if (near != NULL) {
+        if (planner_push(lender->planner, key)) {
+            plan->from = ((struct lent *)plan_entry_plan(near))->from;
+            *provisional = true;
+        }
+        plan_cache_put(lender->cache, near);
+    }
+    lender->built++;
+    *out = plan;
+    return FP8PIPE_OK;
+}
+
+static void lent_destroy(void *context, void *plan)
+{
+    struct lender *lender = context;
+
+    lender->destroyed++;
+    free(plan);
+}
+
+static uint64_t family(const void *key, int which)
+{
+    const uint64_t name = ((const struct key *)key)->name;
+
+    return which == 0 ? name >> 32 : name >> 48;
+}
+
+static uint64_t distance(const void *key, const void *other, const void *plan, int which)
+{
+    const uint64_t a = ((const struct key *)key)->name, b = ((const struct key *)other)->name;
+
+    if (((const struct lent *)plan)->name % 2 == 1 || family(key, which) != family(other, which))
+        return UINT64_MAX;
+    return a > b ? a - b : b - a;
+}
+
+static void refine(void *context, const void *key_bytes)
+{
+    const struct key *key = key_bytes;
+    struct lender *lender = context;
+    struct lent *plan;
+
+    while (lender->hold)
+        sleep_ms(1);
+    if (!plan_cache_is_provisional(lender->cache, key))
+        return;
+    plan = calloc(1, sizeof(*plan));
+    if (plan == NULL)
+        bail("no memory");
+    *plan = (struct lent){key->name, key->name};
+    lender->built++;
+    plan_cache_refine(lender->cache, key, plan);
+}
+
+static void lender_make(struct lender *lender, uint32_t capacity, uint32_t queue)
+{
+    struct plan_cache_options options = {
+        .key_bytes = sizeof(struct key),
+        .capacity = capacity,
+        .build = lend,
+        .destroy = lent_destroy,
+        .context = lender,
+        .family = family,
+        .distance = distance,
+    };
+
+    memset(lender, 0, sizeof(*lender));
+    lender->cache = plan_cache_create(&options);
+    if (lender->cache == NULL ||
+        planner_create(sizeof(struct key), queue, refine, lender, &lender->planner) != FP8PIPE_OK)
+        bail("no lender: %s", status_sentence());
+}
+
+static void lender_free(struct lender *lender)
+{
+    planner_destroy(lender->planner);
+    plan_cache_destroy(lender->cache);
+    is_int(lender->destroyed, lender->built, "destroy leaves no plan behind");
+}
+
+static uint64_t lent_from(struct lender *lender, struct plan_front *front, uint64_t name)
+{
+    struct key key = {name, ~name};
+    void *plan;
+
+    if (plan_front_get(front, lender->cache, &key, &plan) != FP8PIPE_OK)
+        bail("plan_front_get: %s", status_sentence());
+    if (((struct lent *)plan)->name != name)
+        bail("asked for %llx, got %llx", (unsigned long long)name,
+             (unsigned long long)((struct lent *)plan)->name);
+    return ((struct lent *)plan)->from;
+}
+
+#define NAME(a, b, c) ((uint64_t)(a) << 48 | (uint64_t)(b) << 32 | (c))
+
+static void await_refined(struct lender *lender, uint64_t count)
+{
+    struct plan_cache_stats stats;
+
+    for (int i = 0; i < 5000; i++) {
+        plan_cache_stats_get(lender->cache, &stats);
+        if (stats.refined >= count)
+            return;
+        sleep_ms(1);
+    }
+}
+
+static void test_borrowing(void)
+{
+    struct plan_front front = {{NULL}};
+    struct plan_cache_stats stats;
+    struct lender lender;
+
+    lender_make(&lender, 16, 16);
+    lender.hold = true;
+    is_int(lent_from(&lender, &front, NAME(1, 1, 100)), NAME(1, 1, 100),
+           "without a neighbour a key has a plan of its own");
+    lent_from(&lender, &front, NAME(2, 1, 102));
+    lent_from(&lender, &front, NAME(3, 1, 111));
+    plan_cache_stats_get(lender.cache, &stats);
+    is_int(stats.borrowed, 0, "keys of other families are no neighbours");
+    is_int(lent_from(&lender, &front, NAME(3, 1, 112)), NAME(3, 1, 112),
+           "nor is one whose plan is not to be lent");
+    is_int(lent_from(&lender, &front, NAME(1, 1, 500)), NAME(1, 1, 100), "a neighbour lends");
+    is_int(lent_from(&lender, &front, NAME(1, 2, 0)), NAME(1, 1, 100),
+           "so does one of the second family where the first has none");
+    is_int(lent_from(&lender, &front, NAME(1, 2, 300)), NAME(1, 1, 100),
+           "what was borrowed is lent on");
+    plan_cache_stats_get(lender.cache, &stats);
+    is_int(stats.borrowed, 3, "borrowed plans are counted");
+    is_int(stats.refined, 0, "and as long as the planner sleeps");
+    is_int(lent_from(&lender, &front, NAME(1, 1, 500)), NAME(1, 1, 100), "they are what they were");
+    lender.hold = false;
+    await_refined(&lender, 3);
+    is_int(lent_from(&lender, &front, NAME(1, 1, 500)), NAME(1, 1, 500), "then the front sees");
+    is_int(lent_from(&lender, &front, NAME(1, 2, 0)), NAME(1, 2, 0), "that each has its own");
+    is_int(lent_from(&lender, &front, NAME(1, 2, 300)), NAME(1, 2, 300), "at last");
+    lender.hold = true;
+    is_int(lent_from(&lender, &front, NAME(1, 1, 290)), NAME(1, 1, 100), "the nearest below");
+    is_int(lent_from(&lender, &front, NAME(1, 1, 310)), NAME(1, 1, 100),
+           "and, of plans equally far, any of them");
+    is_int(lent_from(&lender, &front, NAME(1, 1, 460)), NAME(1, 1, 500), "the nearest above");
+    lender.hold = false;
+    await_refined(&lender, 6);
+    plan_cache_stats_get(lender.cache, &stats);
+    is_int(stats.refined, 6, "each borrowed plan is refined once");
+    plan_front_clear(&front, lender.cache);
+    lender_free(&lender);
+}
+
+static void test_planner_bounds(void)
+{
+    struct plan_front front = {{NULL}};
+    struct plan_cache_stats stats;
+    struct lender lender;
+    struct key key;
+
+    lender_make(&lender, 8, 2);
+    lender.hold = true;
+    lent_from(&lender, &front, NAME(1, 1, 0));
+    for (uint64_t i = 1; i < 7; i++)
+        lent_from(&lender, &front, NAME(1, 1, 2 * i));
+    plan_cache_stats_get(lender.cache, &stats);
+    ok(stats.borrowed == 2 || stats.borrowed == 3,
+       "with a full queue keys get plans of their own: %d borrowed", (int)stats.borrowed);
+    /* Evicts the borrowed ones, and sets one of them. */
+    for (uint64_t i = 0; i < 16; i++)
+        lent_from(&lender, &front, NAME(2 + i, 1, 1));
+    key = (struct key){NAME(1, 1, 2), ~NAME(1, 1, 2)};
+    ok(!plan_cache_is_provisional(lender.cache, &key), "what was evicted is not provisional");
+    lender.hold = false;
+    planner_destroy(lender.planner);
+    plan_cache_stats_get(lender.cache, &stats);
+    is_int(stats.refined, 0, "nor refined");
+    plan_front_clear(&front, lender.cache);
+    plan_cache_destroy(lender.cache);
+    is_int(lender.destroyed, lender.built, "destroy leaves no plan behind");
+    planner_destroy(NULL);
+}
+
+struct borrower {
+    pthread_t thread;
+    struct lender *lender;
+    uint64_t seed;
+};
+
+static void *borrow_at_random(void *arg)
+{
+    struct borrower *borrower = arg;
+    struct plan_front front = {{NULL}};
+
+    for (int i = 0; i < 20000; i++) {
+        uint64_t seed = borrower->seed = borrower->seed * UINT64_C(6364136223846793005) + 1;
+
+        lent_from(borrower->lender, &front,
+                  NAME(seed >> 63, seed >> 61 & 1, 2 * (seed >> 40 & 31)));
+    }
+    plan_front_clear(&front, borrower->lender->cache);
+    return NULL;
+}
+
+static void test_borrowing_threads(void)
+{
+    struct borrower borrowers[4];
+    struct plan_cache_stats stats;
+    struct lender lender;
+
+    lender_make(&lender, 48, 8);
+    for (int i = 0; i < 4; i++) {
+        borrowers[i] = (struct borrower){.lender = &lender, .seed = (uint64_t)i};
+        if (pthread_create(&borrowers[i].thread, NULL, borrow_at_random, &borrowers[i]) != 0)
+            bail("pthread_create");
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(borrowers[i].thread, NULL);
+    plan_cache_stats_get(lender.cache, &stats);
+    ok(stats.refined <= stats.borrowed && stats.borrowed > 0,
+       "threads that borrow, evict and are refined got the plan of their key: %d borrowed, %d "
+       "refined",
+       (int)stats.borrowed, (int)stats.refined);
+    ok(stats.cached <= 48, "and the table stays bounded");
+    lender_free(&lender);
+}
+
 int main(void)
 {
     test_table();
@@ -316,5 +638,9 @@ int main(void)
     test_failure();
     test_full_of_builds();
     test_threads();
+    test_replacement();
+    test_borrowing();
+    test_planner_bounds();
+    test_borrowing_threads();
     return done_testing();
 }

@@ -1,5 +1,7 @@
 /* Guards waits that others hold up, what a failed pipe answers while its launchers go on, and a
  * submit that close overtakes. */
+#include <sys/resource.h>
+
 #include "async.h"
 #include "chaos.h"
 #include "submit.h"
@@ -193,6 +195,71 @@ static void overtaken(enum fp8pipe_mode mode)
     is_int(ticket, 7, "without a ticket");
 }
 
+/* ---- What a wait costs -------------------------------------------------------------------- */
+
+#define CHAIN 200
+
+struct sleeper {
+    struct waiter waiter;
+    long slept; /* times that it went to sleep */
+};
+
+static void *sleeper_wait(void *arg)
+{
+    struct sleeper *sleeper = arg;
+    struct rusage before, after;
+
+    getrusage(RUSAGE_THREAD, &before);
+    waiter_wait(&sleeper->waiter);
+    getrusage(RUSAGE_THREAD, &after);
+    sleeper->slept = after.ru_nvcsw - before.ru_nvcsw;
+    return NULL;
+}
+
+static void work_pauses(void *arg)
+{
+    (void)arg;
+    sleep_ns(100000);
+}
+
+/* Three wait, for two ops of one lane and for one of another; none is woken at each op before. */
+static void sleeps_through(void)
+{
+    struct fp8pipe_options options = async_options(FP8PIPE_ASYNC, 2, 0, NULL);
+    struct gate gate = GATE_INIT;
+    struct sleeper sleepers[3];
+    pthread_t threads[3];
+    struct fp8pipe *pipe;
+    long slept = 0;
+
+    watchdog("a wait for a long chain", 60);
+    options.spin_ns = 0;
+    pipe = test_open(FP8PIPE_BACKEND_HOST, &options);
+    for (int lane = 0; lane < 2; lane++)
+        submit_host_call(pipe, ON(lane), gate_work, &gate);
+    for (int i = 0; i < CHAIN; i++) {
+        fp8pipe_ticket ticket = submit_host_call(pipe, ON(0), work_pauses, NULL);
+
+        if (i == CHAIN / 2 || i == CHAIN - 1)
+            sleepers[i == CHAIN - 1].waiter = (struct waiter){pipe, ticket, FP8PIPE_DONE, 0};
+        ticket = submit_host_call(pipe, ON(1), work_pauses, NULL);
+        sleepers[2].waiter = (struct waiter){pipe, ticket, FP8PIPE_DONE, 0};
+    }
+    for (int i = 0; i < 3; i++)
+        threads[i] = test_thread(sleeper_wait, &sleepers[i]);
+    gate_await(&gate, 2);
+    gate_open(&gate);
+    for (int i = 0; i < 3; i++) {
+        test_join(threads[i]);
+        is_int(sleepers[i].waiter.status, FP8PIPE_OK, "a wait for a long chain ends");
+        slept += sleepers[i].slept;
+    }
+    if (!ok(slept < CHAIN / 2, "and is woken a few times, not at each of %d ops", CHAIN))
+        diag("%ld times", slept);
+    is_int(stats_of(pipe, -1).rescues, 0, "without a rescue");
+    test_close(pipe);
+}
+
 static void cases(enum fp8pipe_backend backend)
 {
     while_a_defer_runs(backend, FP8PIPE_ASYNC);
@@ -204,6 +271,7 @@ int main(void)
     test_each_backend(cases);
     waits_after_a_fault();
     destroys_after_a_fault();
+    sleeps_through();
     overtaken(FP8PIPE_ASYNC);
     overtaken(FP8PIPE_INLINE);
     return done_testing();

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "plan.h"
+#include "tune.h"
 
 /* How often a completion is looked for while somebody waits; a query takes some 0.2 us. */
 #define POLL_NS 10000
@@ -45,7 +46,8 @@ free_data:
 }
 
 /* What lives in the device's context, which is current. After a failure close takes the rest. */
-static enum fp8pipe_status contents_open(struct cuda_backend *backend)
+static enum fp8pipe_status contents_open(struct cuda_backend *backend,
+                                         const struct backend_options *options)
 {
     enum fp8pipe_status status = FP8PIPE_OK;
     cudaError_t error;
@@ -63,13 +65,16 @@ static enum fp8pipe_status contents_open(struct cuda_backend *backend)
     if (status == FP8PIPE_OK)
         status = cublaslt_open(&backend->lt);
     if (status == FP8PIPE_OK)
-        status = plans_create(backend);
+        status = tuner_create(backend, options->tune_file);
+    if (status == FP8PIPE_OK)
+        status = plans_create(backend, options->plans);
     return status;
 }
 
 static void contents_close(struct cuda_backend *backend)
 {
-    plan_cache_destroy(backend->plans);
+    plans_destroy(backend);
+    tuner_destroy(backend->tuner);
     cublaslt_close(&backend->lt);
     cuda_pool_destroy(backend);
     if (backend->service != NULL)
@@ -87,6 +92,7 @@ static enum fp8pipe_status cuda_open(const struct backend_options *options, stru
     backend->base.ops = &backend_cuda_ops;
     backend->allocator = options->allocator;
     backend->workspace_bytes = options->workspace_bytes;
+    backend->log = options->log;
     if (pthread_mutex_init(&backend->service_lock, NULL) != 0) {
         status = status_fail(FP8PIPE_ENOMEM, "no host memory for a lock");
         goto free_backend;
@@ -95,7 +101,7 @@ static enum fp8pipe_status cuda_open(const struct backend_options *options, stru
     if (status != FP8PIPE_OK)
         goto destroy_lock;
     cuda_enter(&backend->base, &scope);
-    status = contents_open(backend);
+    status = contents_open(backend, options);
     if (status != FP8PIPE_OK)
         contents_close(backend);
     cuda_leave(&backend->base, &scope);
@@ -135,6 +141,8 @@ static void cuda_plan_stats(struct backend *base, struct backend_plan_stats *sta
     plan_cache_stats_get(cuda_backend_of(base)->plans, &cache);
     stats->cached = cache.cached;
     stats->evicted = cache.evicted;
+    stats->borrowed = cache.borrowed;
+    stats->refined = cache.refined;
 }
 
 /* ---- Kernels ------------------------------------------------------------------------------ */
@@ -160,7 +168,13 @@ KERNEL(transpose, args->rows, args->cols)
 KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
 KERNEL(store, args->to.rows, args->to.cols)
+KERNEL(activation, args->target.rows, args->target.cols)
 KERNEL(scale_update, args->slots, args->history)
+KERNEL(adamw, args->tile_count, KERNEL_TILE_ELEMENTS)
+KERNEL(gradient_norm, args->tile_count, KERNEL_TILE_ELEMENTS)
+KERNEL(modulate, args->rows, args->cols)
+KERNEL(modulate_backward, args->rows, args->cols)
+KERNEL(group_sums, args->groups, args->cols)
 
 /* ---- The table ---------------------------------------------------------------------------- */
 
@@ -182,6 +196,13 @@ const struct backend_ops backend_cuda_ops = {
     .stream_wait = cuda_stream_wait,
     .stream_wait_native = cuda_stream_wait_native,
     .native_wait = cuda_native_wait,
+    .timer_create = cuda_timer_create,
+    .timer_destroy = cuda_timer_destroy,
+    .timer_record = cuda_timer_record,
+    .timer_now = cuda_timer_now,
+    .timer_elapsed = cuda_timer_elapsed,
+    .range_push = cuda_range_push,
+    .range_pop = cuda_range_pop,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .pinned_alloc = cuda_pinned_alloc,
@@ -202,6 +223,14 @@ const struct backend_ops backend_cuda_ops = {
     .partials = cuda_partials,
     .column_sums = cuda_column_sums,
     .store = cuda_store,
+    .activation = cuda_activation,
     .scale_update = cuda_scale_update,
+    .adamw = cuda_adamw,
+    .gradient_norm = cuda_gradient_norm,
+    .modulate = cuda_modulate,
+    .modulate_backward = cuda_modulate_backward,
+    .group_sums = cuda_group_sums,
     .plan_stats = cuda_plan_stats,
+    .tune = cuda_tune,
+    .memory_stats = backend_memory_stats,
 };

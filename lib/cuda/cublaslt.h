@@ -24,6 +24,7 @@
     X(cublasLtGetStatusName)                                                                       \
     X(cublasLtMatmul)                                                                              \
     X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmulAlgoCheck)                                                                     \
     X(cublasLtMatmulDescInit_internal)                                                             \
     X(cublasLtMatmulDescSetAttribute)                                                              \
     X(cublasLtMatrixLayoutInit_internal)                                                           \

@@ -36,6 +36,7 @@ static enum fp8pipe_status driver_open(struct cuda_driver *driver)
         {"cuDevicePrimaryCtxRelease", 11000, &driver->context_release},
         {"cuCtxPushCurrent", 4000, &driver->context_push},
         {"cuCtxPopCurrent", 4000, &driver->context_pop},
+        {"cuMemGetAddressRange", 3020, &driver->address_range},
     };
 
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {

@@ -8,6 +8,24 @@ static bool operand_is_fp8(const struct gemm_operand *operand)
     return operand->type == GEMM_E4M3 || operand->type == GEMM_E5M2;
 }
 
+/*
+ * An algorithm that was borrowed or loaded has passed cuBLASLt's check, which does not promise
+ * that it runs: then the heuristic's for this key takes its place. A refused GEMM has left nothing
+ * in the stream.
+ */
+static enum fp8pipe_status gemm_direct(struct cuda_backend *backend, struct cuda_stream *stream,
+                                       struct plan *plan, const struct gemm_args *args)
+{
+    enum fp8pipe_status status = plan_run(backend, stream, plan, args);
+
+    if ((status != FP8PIPE_ELAUNCH && status != FP8PIPE_ENOTSUP) || plan->heuristic)
+        return status;
+    status = plan_renew(backend, args);
+    if (status == FP8PIPE_OK)
+        status = plan_get(backend, stream, args, &plan);
+    return status == FP8PIPE_OK ? plan_run(backend, stream, plan, args) : status;
+}
+
 /* GEMM into fp32 of the stream's, then store. */
 static enum fp8pipe_status gemm_through_fp32(struct cuda_backend *backend,
                                              struct cuda_stream *stream,
@@ -37,7 +55,7 @@ static enum fp8pipe_status gemm_through_fp32(struct cuda_backend *backend,
         return status;
     status = plan_get(backend, stream, &plain, &plan);
     if (status == FP8PIPE_OK)
-        status = plan_run(backend, stream, plan, &plain);
+        status = gemm_direct(backend, stream, plan, &plain);
     if (status == FP8PIPE_OK) {
         store.from =
             (struct fp8pipe_matrix){plain.d, args->m, args->n, plain.d_stride, FP8PIPE_FP32, 0};
@@ -55,7 +73,9 @@ enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *base_
 {
     struct cuda_backend *backend = cuda_backend_of(base);
     struct cuda_stream *stream = cuda_stream_of(base_stream);
+    char name[PLAN_KEY_NAME_BYTES];
     struct plan *plan;
+    struct plan_key key;
     enum fp8pipe_status status;
 
     assert(args->m >= 1 && args->n >= 1 && args->k >= 1);
@@ -65,7 +85,11 @@ enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *base_
     status = plan_get(backend, stream, args, &plan);
     if (status != FP8PIPE_OK)
         return status;
-    if (plan_is_through_fp32(plan))
+    if (plan->way == PLAN_DIRECT)
+        return gemm_direct(backend, stream, plan, args);
+    if (plan->way == PLAN_THROUGH_FP32)
         return gemm_through_fp32(backend, stream, args);
-    return plan_run(backend, stream, plan, args);
+    plan_key_make(&key, args);
+    return status_fail(FP8PIPE_ENOTSUP, "%s: cuBLASLt has no kernel for it",
+                       plan_key_name(name, &key));
 }

@@ -29,6 +29,7 @@ struct cuda_driver {
     CUresult (*context_release)(CUdevice device);
     CUresult (*context_push)(CUcontext context);
     CUresult (*context_pop)(CUcontext *context);
+    CUresult (*address_range)(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
 };
 
 struct cuda_backend {
@@ -42,7 +43,10 @@ struct cuda_backend {
     cudaMemPool_t pool; /* NULL where the allocator is the caller's */
     size_t workspace_bytes;
     struct cublaslt lt;
+    const struct log *log;
+    struct tuner *tuner; /* algorithms that were timed */
     struct plan_cache *plans;
+    struct planner *planner; /* refines borrowed plans; NULL where plans are fixed */
     /*
      * For what belongs to no stream: blocking copies, memory that is usable at once. Non-blocking,
      * so that it never waits for the caller's work on the default stream. One user at a time.
@@ -54,9 +58,9 @@ struct cuda_backend {
 struct cuda_stream {
     struct fp8pipe_stream base;
     cudaStream_t native;
-    bool owned; /* else the caller's */
-    void *workspace;
-    void *staging; /* page-locked, for copies of pageable memory; made by the first one */
+    bool owned;      /* else the caller's */
+    void *workspace; /* NULL until a GEMM needs it */
+    void *staging;   /* page-locked, for copies of pageable memory; made by the first one */
     struct plan_front plans;
 };
 
@@ -109,6 +113,19 @@ enum fp8pipe_status cuda_native_wait(struct backend *base, void *native_stream,
                                      struct backend_event *event);
 enum fp8pipe_status cuda_host_call(struct backend *base, struct fp8pipe_stream *stream,
                                    fp8pipe_work_fn *fn, void *arg);
+
+/* ---- trace.c ------------------------------------------------------------------------------ */
+
+enum fp8pipe_status cuda_timer_create(struct backend *base, struct backend_timer **timer);
+void cuda_timer_destroy(struct backend *base, struct backend_timer *timer);
+enum fp8pipe_status cuda_timer_record(struct backend *base, struct backend_timer *timer,
+                                      struct fp8pipe_stream *stream);
+enum fp8pipe_status cuda_timer_now(struct backend *base, struct backend_timer *timer,
+                                   int64_t *now_ns);
+enum fp8pipe_status cuda_timer_elapsed(struct backend *base, struct backend_timer *from,
+                                       struct backend_timer *to, int64_t *elapsed_ns);
+void cuda_range_push(struct backend *base, const char *name);
+void cuda_range_pop(struct backend *base);
 
 /* ---- memory.c ----------------------------------------------------------------------------- */
 

@@ -66,6 +66,7 @@ static enum fp8pipe_status alloc_on(struct cuda_backend *backend, cudaStream_t n
                                "options.allocator gave %p: it is aligned to %d bytes", given,
                                CUDA_ALIGN);
         }
+        backend_memory_got(&backend->base, bytes);
         *data = given;
         return FP8PIPE_OK;
     }
@@ -73,12 +74,14 @@ static enum fp8pipe_status alloc_on(struct cuda_backend *backend, cudaStream_t n
     if (error != cudaSuccess)
         return cuda_fail(error, FP8PIPE_ELAUNCH, "cudaMallocFromPoolAsync",
                          "%zu bytes on stream %p", bytes, (void *)native);
+    backend_memory_got(&backend->base, bytes);
     *data = given;
     return FP8PIPE_OK;
 }
 
 static void free_on(struct cuda_backend *backend, cudaStream_t native, void *data, size_t bytes)
 {
+    backend_memory_gave(&backend->base, bytes);
     if (backend->allocator.free != NULL)
         backend->allocator.free(backend->allocator.arg, data, bytes, native);
     else
@@ -164,6 +167,18 @@ void cuda_pinned_free(struct backend *base, void *data)
 
 /* ---- The public blocking helpers ---------------------------------------------------------- */
 
+/* The size of a block of cudaMalloc's, whose free is not told it; 0 for any other address. */
+static size_t block_bytes(struct cuda_backend *backend, void *data)
+{
+    CUdeviceptr start = 0;
+    size_t bytes = 0;
+
+    if (backend->driver.address_range(&start, &bytes, (CUdeviceptr)data) != CUDA_SUCCESS ||
+        start != (CUdeviceptr)data)
+        return 0;
+    return bytes;
+}
+
 enum fp8pipe_status cuda_memory_alloc(struct backend *base, size_t bytes, void **data)
 {
     struct cuda_backend *backend = cuda_backend_of(base);
@@ -184,21 +199,24 @@ enum fp8pipe_status cuda_memory_alloc(struct backend *base, size_t bytes, void *
     if (error != cudaSuccess)
         return cuda_fail(error, FP8PIPE_EDEVICE, "cudaMalloc", "%zu bytes on CUDA device %d", bytes,
                          backend->device);
+    backend_memory_got(base, block_bytes(backend, given));
     *data = given;
     return FP8PIPE_OK;
 }
 
 enum fp8pipe_status cuda_memory_free(struct backend *base, void *data)
 {
+    size_t bytes;
     cudaError_t error;
 
-    (void)base;
     if (data == NULL)
         return FP8PIPE_OK;
+    bytes = block_bytes(cuda_backend_of(base), data);
     error = cudaFree(data);
     if (error != cudaSuccess)
         return cuda_fail(error, error == cudaErrorInvalidValue ? FP8PIPE_EINVAL : FP8PIPE_EDEVICE,
                          "cudaFree", "memory at %p", data);
+    backend_memory_gave(base, bytes);
     return FP8PIPE_OK;
 }
 

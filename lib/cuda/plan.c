@@ -1,9 +1,10 @@
 #include "plan.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "planner.h"
+#include "tune.h"
 
 /*
  * D[m,n] = A[m,k] . B[n,k]^T in row-major terms is D^T[n,m] = B . A^T in cuBLASLt's column-major
@@ -12,66 +13,10 @@
  * what FP8 demands.
  */
 
-/* Plain words without padding: compared byte by byte. */
-struct plan_key {
-    int64_t m;
-    int64_t n;
-    int64_t k;
-    int64_t a_stride;
-    int64_t b_stride;
-    int64_t d_stride;
-    uint64_t version; /* of cuBLASLt */
-    uint64_t workspace_bytes;
-    int32_t device;
-    int32_t a_type;
-    int32_t b_type;
-    int32_t d_dtype;
-    int32_t bias_dtype; /* -1: no bias */
-    int32_t a_align;    /* of data and rows, bytes, a power of two up to PLAN_ALIGN_MAX */
-    int32_t b_align;
-    int32_t d_align;
-    int32_t bias_align;
-    int32_t a_transposed;
-    int32_t b_transposed;
-    int32_t accumulate;
-    int32_t fast;
-    int32_t reserved;
-};
-_Static_assert(sizeof(struct plan_key) == 8 * 8 + 14 * 4, "the key has no padding");
-_Static_assert(sizeof(struct plan_key) % 8 == 0, "what the cache asks of a key");
-
-struct plan {
-    bool through_fp32; /* nothing else is set */
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a; /* cuBLASLt's A, which is B here */
-    cublasLtMatrixLayoutOpaque_t b;
-    cublasLtMatrixLayoutOpaque_t d;
-    cublasLtMatmulAlgo_t algo;
-};
-
-/* cuBLASLt's own highest, and its default. */
-#define PLAN_ALIGN_MAX 256
-/* Its heuristic is not told how a bias is aligned: it may pick kernels that fault on less. */
-#define PLAN_BIAS_ALIGN 16
 /* Stands for any aligned device pointer while the heuristic only looks at alignment. */
 #define PLAN_SOME_POINTER ((void *)(uintptr_t)PLAN_ALIGN_MAX)
 
-static size_t gemm_type_bytes(enum gemm_type type)
-{
-    return type == GEMM_FP32 ? 4 : type == GEMM_BF16 || type == GEMM_FP16 ? 2 : 1;
-}
-
-static size_t dtype_bytes(enum fp8pipe_dtype dtype)
-{
-    return dtype == FP8PIPE_FP32 ? 4 : 2;
-}
-
-static bool type_is_fp8(int32_t type)
-{
-    return type == GEMM_E4M3 || type == GEMM_E5M2;
-}
-
-static cudaDataType_t gemm_type_cuda(int32_t type)
+static cudaDataType_t gemm_type_cuda(int type)
 {
     switch ((enum gemm_type)type) {
     case GEMM_FP32:
@@ -88,93 +33,7 @@ static cudaDataType_t gemm_type_cuda(int32_t type)
     return CUDA_R_32F;
 }
 
-static cudaDataType_t dtype_cuda(int32_t dtype)
-{
-    return dtype == FP8PIPE_FP32 ? CUDA_R_32F : dtype == FP8PIPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
-}
-
-/* ---- Keys --------------------------------------------------------------------------------- */
-
-static int32_t alignment_of(const void *data, int64_t stride_bytes)
-{
-    const uint64_t bits = (uintptr_t)data | (uint64_t)stride_bytes | PLAN_ALIGN_MAX;
-
-    return (int32_t)(bits & -bits);
-}
-
-static int32_t operand_alignment(const struct gemm_operand *operand)
-{
-    return alignment_of(operand->data, operand->stride * (int64_t)gemm_type_bytes(operand->type));
-}
-
-static void key_make(struct plan_key *key, const struct cuda_backend *backend,
-                     const struct gemm_args *args)
-{
-    memset(key, 0, sizeof(*key));
-    key->m = args->m;
-    key->n = args->n;
-    key->k = args->k;
-    key->a_stride = args->a.stride;
-    key->b_stride = args->b.stride;
-    key->d_stride = args->d_stride;
-    key->version = backend->lt.version;
-    key->workspace_bytes = backend->workspace_bytes;
-    key->device = backend->device;
-    key->a_type = (int32_t)args->a.type;
-    key->b_type = (int32_t)args->b.type;
-    key->d_dtype = (int32_t)args->d_dtype;
-    key->a_align = operand_alignment(&args->a);
-    key->b_align = operand_alignment(&args->b);
-    key->d_align = alignment_of(args->d, args->d_stride * (int64_t)dtype_bytes(args->d_dtype));
-    key->bias_dtype = -1;
-    if (args->bias != NULL) {
-        key->bias_dtype = (int32_t)args->bias_dtype;
-        key->bias_align = alignment_of(args->bias, 0) < PLAN_BIAS_ALIGN ? 1 : PLAN_BIAS_ALIGN;
-    }
-    key->a_transposed = args->a.transposed;
-    key->b_transposed = args->b.transposed;
-    key->accumulate = args->accumulate;
-    key->fast = args->fast && type_is_fp8(key->a_type);
-}
-
-#define KEY_NAME_BYTES 128
-
-static const char *key_name(char name[KEY_NAME_BYTES], const struct plan_key *key)
-{
-    static const char *const types[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
-    static const char *const dtypes[] = {"fp32", "bf16", "fp16"};
-
-    snprintf(name, KEY_NAME_BYTES, "GEMM %" PRId64 " x %" PRId64 " x %" PRId64 ", %s . %s to %s%s",
-             key->m, key->n, key->k, types[key->a_type], types[key->b_type], dtypes[key->d_dtype],
-             key->bias_dtype >= 0 ? " with bias" : "");
-    return name;
-}
-
-/* Whether cuBLASLt has kernels for these types at all, and none that fault. */
-static bool key_is_direct(const struct plan_key *key)
-{
-    const bool fp8 = type_is_fp8(key->a_type);
-
-    if (key->bias_dtype >= 0) {
-        const int32_t dtype =
-            fp8 && key->d_dtype == FP8PIPE_FP32 ? FP8PIPE_BF16 : (int32_t)key->d_dtype;
-
-        if (key->bias_dtype != dtype || key->bias_align < PLAN_BIAS_ALIGN)
-            return false;
-    }
-    if (key->d_dtype == FP8PIPE_FP32 || fp8)
-        return true;
-    return (key->a_type == GEMM_BF16 && key->d_dtype == FP8PIPE_BF16) ||
-           (key->a_type == GEMM_FP16 && key->d_dtype == FP8PIPE_FP16);
-}
-
-/* What the way through fp32 is built on; there is no other way for it. */
-static bool key_is_plain(const struct plan_key *key)
-{
-    return key->d_dtype == FP8PIPE_FP32 && key->bias_dtype < 0 && !key->accumulate;
-}
-
-/* ---- Plans -------------------------------------------------------------------------------- */
+/* ---- Descriptors -------------------------------------------------------------------------- */
 
 /* The first error of a row of calls. */
 #define TRY(error, call)                                                                           \
@@ -190,21 +49,48 @@ static cublasStatus_t desc_set(const struct cublaslt *lt, cublasLtMatmulDescOpaq
     return lt->cublasLtMatmulDescSetAttribute(desc, attribute, value, bytes);
 }
 
-/* The pointers of one call. NULL scales: none. */
+/* The pointers of one call. NULL: the descriptor has none. */
+struct pointers {
+    const void *a_scale;
+    const void *b_scale;
+    const void *bias;
+    const void *pre;
+    const void *d_scale;
+    const void *d_amax;
+};
+
 static cublasStatus_t desc_point(const struct cublaslt *lt, cublasLtMatmulDescOpaque_t *desc,
-                                 const void *a_scale, const void *b_scale, const void *bias)
+                                 const struct pointers *to)
 {
+    const struct {
+        cublasLtMatmulDescAttributes_t attribute;
+        const void *value;
+    } pointers[] = {
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, to->b_scale},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, to->a_scale},
+        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, to->bias},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, to->pre},
+        {CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, to->d_scale},
+        {CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, to->d_amax},
+    };
     cublasStatus_t error = CUBLAS_STATUS_SUCCESS;
 
-    if (a_scale != NULL) {
-        TRY(error,
-            desc_set(lt, desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b_scale, sizeof(b_scale)));
-        TRY(error,
-            desc_set(lt, desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a_scale, sizeof(a_scale)));
-    }
-    if (bias != NULL)
-        TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
+    for (size_t i = 0; i < sizeof(pointers) / sizeof(pointers[0]); i++)
+        if (pointers[i].value != NULL)
+            TRY(error, desc_set(lt, desc, pointers[i].attribute, &pointers[i].value,
+                                sizeof(pointers[i].value)));
     return error;
+}
+
+static cublasLtEpilogue_t epilogue_of(const struct plan_key *key)
+{
+    const bool bias = key->bias_type != PLAN_NO_BIAS;
+
+    if (key->activation == FP8PIPE_ACTIVATION_NONE)
+        return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (key->pre_stride != 0)
+        return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
 }
 
 static cublasStatus_t desc_make(const struct cublaslt *lt, cublasLtMatmulDescOpaque_t *desc,
@@ -212,9 +98,16 @@ static cublasStatus_t desc_make(const struct cublaslt *lt, cublasLtMatmulDescOpa
 {
     const cublasOperation_t a_op = key->b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasOperation_t b_op = key->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const void *scale = type_is_fp8(key->a_type) ? PLAN_SOME_POINTER : NULL;
-    const void *bias = key->bias_dtype >= 0 ? PLAN_SOME_POINTER : NULL;
-    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const bool fp8 = gemm_type_is_fp8(key->a_type);
+    const struct pointers some = {
+        .a_scale = fp8 ? PLAN_SOME_POINTER : NULL,
+        .b_scale = fp8 ? PLAN_SOME_POINTER : NULL,
+        .bias = key->bias_type != PLAN_NO_BIAS ? PLAN_SOME_POINTER : NULL,
+        .pre = key->pre_stride != 0 ? PLAN_SOME_POINTER : NULL,
+        .d_scale = gemm_type_is_fp8(key->d_type) ? PLAN_SOME_POINTER : NULL,
+        .d_amax = key->amax ? PLAN_SOME_POINTER : NULL,
+    };
+    const uint32_t epilogue = epilogue_of(key);
     const int8_t fast = key->fast != 0;
     cublasStatus_t error;
 
@@ -223,30 +116,40 @@ static cublasStatus_t desc_make(const struct cublaslt *lt, cublasLtMatmulDescOpa
         lt->cublasLtMatmulDescInit_internal(desc, sizeof(*desc), CUBLAS_COMPUTE_32F, CUDA_R_32F);
     TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_TRANSA, &a_op, sizeof(a_op)));
     TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_TRANSB, &b_op, sizeof(b_op)));
-    if (scale != NULL)
+    if (fp8)
         TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)));
-    if (bias != NULL) {
-        const int32_t type = (int32_t)dtype_cuda(key->bias_dtype);
-
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
         TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
+    if (some.bias != NULL) {
+        const int32_t type = (int32_t)gemm_type_cuda(key->bias_type);
+
         TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)));
     }
-    TRY(error, desc_point(lt, desc, scale, scale, bias));
+    if (some.pre != NULL) {
+        const int32_t type = (int32_t)gemm_type_cuda(key->d_type);
+
+        TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->pre_stride,
+                            sizeof(key->pre_stride)));
+        TRY(error,
+            desc_set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &type, sizeof(type)));
+    }
+    TRY(error, desc_point(lt, desc, &some));
     return error;
 }
 
 /* A row-major matrix of `rows` x `cols`, `stride` elements between rows. */
 static cublasStatus_t layout_make(const struct cublaslt *lt, cublasLtMatrixLayoutOpaque_t *layout,
-                                  cudaDataType_t type, int64_t rows, int64_t cols, int64_t stride)
+                                  int type, int64_t rows, int64_t cols, int64_t stride)
 {
-    return lt->cublasLtMatrixLayoutInit_internal(layout, sizeof(*layout), type, (uint64_t)cols,
-                                                 (uint64_t)rows, stride);
+    return lt->cublasLtMatrixLayoutInit_internal(layout, sizeof(*layout), gemm_type_cuda(type),
+                                                 (uint64_t)cols, (uint64_t)rows, stride);
 }
 
 static cublasStatus_t preference_make(const struct cublaslt *lt,
                                       cublasLtMatmulPreferenceOpaque_t *preference,
-                                      const struct plan_key *key)
+                                      const struct plan_key *key, uint64_t workspace_bytes)
 {
+    const uint8_t c_align = key->residual_stride != 0 ? key->residual_align : key->d_align;
     /* Or none. In place adds and rounds in D's type; so does OUTPUT_TYPE. */
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const struct {
@@ -254,85 +157,182 @@ static cublasStatus_t preference_make(const struct cublaslt *lt,
         uint32_t value;
     } words[] = {
         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)key->b_align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)key->a_align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)key->d_align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)key->d_align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 1u << key->b_align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 1u << key->a_align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 1u << c_align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 1u << key->d_align},
     };
     cublasStatus_t error;
 
     error = lt->cublasLtMatmulPreferenceInit_internal(preference, sizeof(*preference));
-    TRY(error, lt->cublasLtMatmulPreferenceSetAttribute(
-                   preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &key->workspace_bytes,
-                   sizeof(key->workspace_bytes)));
+    TRY(error, lt->cublasLtMatmulPreferenceSetAttribute(preference,
+                                                        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                        &workspace_bytes, sizeof(workspace_bytes)));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         TRY(error, lt->cublasLtMatmulPreferenceSetAttribute(
                        preference, words[i].attribute, &words[i].value, sizeof(words[i].value)));
     return error;
 }
 
-/* CUBLAS_STATUS_NOT_SUPPORTED if cuBLASLt has no algorithm for the key. */
-static cublasStatus_t plan_find(const struct cublaslt *lt, struct plan *plan,
-                                const struct plan_key *key)
-{
-    cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t result;
-    cublasStatus_t error;
-    int found = 0;
+/* ---- Plans -------------------------------------------------------------------------------- */
 
-    memset(&result, 0, sizeof(result));
+/* Descriptors and layouts; the algorithm is still to come. */
+static cublasStatus_t plan_describe(const struct cublaslt *lt, struct plan *plan,
+                                    const struct plan_key *key)
+{
+    /* Without a residual C is D, or, for an FP8 D, absent; its layout is one of bf16 then. */
+    const int c_type = gemm_type_is_fp8(key->d_type) ? (int)GEMM_BF16 : key->d_type;
+    cublasStatus_t error;
+
+    memset(plan, 0, sizeof(*plan));
     error = desc_make(lt, &plan->desc, key);
-    TRY(error,
-        layout_make(lt, &plan->a, gemm_type_cuda(key->b_type), key->b_transposed ? key->k : key->n,
-                    key->b_transposed ? key->n : key->k, key->b_stride));
-    TRY(error,
-        layout_make(lt, &plan->b, gemm_type_cuda(key->a_type), key->a_transposed ? key->k : key->m,
-                    key->a_transposed ? key->m : key->k, key->a_stride));
-    TRY(error, layout_make(lt, &plan->d, dtype_cuda(key->d_dtype), key->m, key->n, key->d_stride));
-    TRY(error, preference_make(lt, &preference, key));
-    TRY(error,
-        lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
-                                           &plan->d, &preference, 1, &result, &found));
-    if (error == CUBLAS_STATUS_SUCCESS)
-        error = found < 1 ? CUBLAS_STATUS_NOT_SUPPORTED : result.state;
-    plan->algo = result.algo;
+    TRY(error, layout_make(lt, &plan->a, key->b_type, key->b_transposed ? key->k : key->n,
+                           key->b_transposed ? key->n : key->k, key->b_stride));
+    TRY(error, layout_make(lt, &plan->b, key->a_type, key->a_transposed ? key->k : key->m,
+                           key->a_transposed ? key->m : key->k, key->a_stride));
+    TRY(error, layout_make(lt, &plan->c, c_type, key->m, key->n,
+                           key->residual_stride != 0 ? key->residual_stride : key->d_stride));
+    TRY(error, layout_make(lt, &plan->d, key->d_type, key->m, key->n, key->d_stride));
     return error;
 }
 
-static enum fp8pipe_status plan_build(void *context, const void *key_bytes, void **out)
+/* CUBLAS_STATUS_NOT_SUPPORTED if cuBLASLt has no algorithm for the key. `plan` is described. */
+static cublasStatus_t plan_search(const struct cuda_backend *backend, struct plan *plan,
+                                  const struct plan_key *key, int most,
+                                  cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    const struct cuda_backend *backend = context;
-    const struct plan_key *key = key_bytes;
-    struct plan *plan = calloc(1, sizeof(*plan));
-    enum fp8pipe_status status;
-    char name[KEY_NAME_BYTES];
+    const struct cublaslt *lt = &backend->lt;
+    cublasLtMatmulPreferenceOpaque_t preference;
     cublasStatus_t error;
 
-    if (plan == NULL)
-        return status_fail(FP8PIPE_ENOMEM, "%s: no host memory for a plan", key_name(name, key));
-    if (type_is_fp8(key->a_type) && backend->capability < 89) {
-        status = status_fail(FP8PIPE_ENOTSUP,
-                             "%s: FP8 needs compute capability 8.9 or more, CUDA device %d has "
-                             "%d.%d",
-                             key_name(name, key), backend->device, backend->capability / 10,
-                             backend->capability % 10);
-        goto free_plan;
-    }
-    plan->through_fp32 = !key_is_direct(key);
-    if (!plan->through_fp32) {
-        error = plan_find(&backend->lt, plan, key);
-        plan->through_fp32 = error == CUBLAS_STATUS_NOT_SUPPORTED && !key_is_plain(key);
-        if (error != CUBLAS_STATUS_SUCCESS && !plan->through_fp32) {
-            status = cublaslt_fail(&backend->lt, error, FP8PIPE_ENOTSUP,
-                                   "cublasLtMatmulAlgoGetHeuristic", key_name(name, key));
-            goto free_plan;
-        }
-    }
-    *out = plan;
-    return FP8PIPE_OK;
+    *found = 0;
+    memset(results, 0, (size_t)most * sizeof(*results));
+    error = preference_make(lt, &preference, key, backend->workspace_bytes);
+    TRY(error,
+        lt->cublasLtMatmulAlgoGetHeuristic(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->c,
+                                           &plan->d, &preference, most, results, found));
+    if (error == CUBLAS_STATUS_SUCCESS)
+        error = *found < 1 ? CUBLAS_STATUS_NOT_SUPPORTED : results[0].state;
+    return error;
+}
 
-free_plan:
-    free(plan);
+/* Whether an algorithm that was not found for this very key runs it; then it is the plan's. */
+static bool plan_adopt(const struct cuda_backend *backend, struct plan *plan,
+                       const cublasLtMatmulAlgo_t *algo)
+{
+    const struct cublaslt *lt = &backend->lt;
+    cublasLtMatmulHeuristicResult_t result = {.state = CUBLAS_STATUS_SUCCESS};
+
+    if (lt->cublasLtMatmulAlgoCheck(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->c, &plan->d,
+                                    algo, &result) != CUBLAS_STATUS_SUCCESS ||
+        result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > backend->workspace_bytes)
+        return false;
+    plan->algo = *algo;
+    plan->workspace_bytes = result.workspaceSize;
+    return true;
+}
+
+/* The heuristic's first choice, or what is left where cuBLASLt has none. */
+static enum fp8pipe_status plan_decide(const struct cuda_backend *backend, struct plan *plan,
+                                       const struct plan_key *key)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    char name[PLAN_KEY_NAME_BYTES];
+    cublasStatus_t error = CUBLAS_STATUS_NOT_SUPPORTED;
+    int found;
+
+    if (plan_key_is_direct(key)) {
+        error = plan_describe(&backend->lt, plan, key);
+        TRY(error, plan_search(backend, plan, key, 1, &result, &found));
+    }
+    plan->heuristic = true;
+    if (error == CUBLAS_STATUS_SUCCESS) {
+        plan->way = PLAN_DIRECT;
+        plan->algo = result.algo;
+        plan->workspace_bytes = result.workspaceSize;
+    } else if (error == CUBLAS_STATUS_NOT_SUPPORTED && plan_key_has_epilogue(key)) {
+        plan->way = PLAN_REFUSED;
+    } else if (error == CUBLAS_STATUS_NOT_SUPPORTED && !plan_key_is_plain(key)) {
+        plan->way = PLAN_THROUGH_FP32;
+    } else {
+        return cublaslt_fail(&backend->lt, error, FP8PIPE_ENOTSUP, "cublasLtMatmulAlgoGetHeuristic",
+                             plan_key_name(name, key));
+    }
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status plan_alloc(struct plan **plan)
+{
+    *plan = calloc(1, sizeof(**plan));
+    return *plan != NULL ? FP8PIPE_OK
+                         : status_fail(FP8PIPE_ENOMEM, "no host memory for a GEMM's plan");
+}
+
+static enum fp8pipe_status plan_make(const struct cuda_backend *backend, const struct plan_key *key,
+                                     struct plan **out)
+{
+    enum fp8pipe_status status = plan_alloc(out);
+
+    if (status != FP8PIPE_OK)
+        return status;
+    status = plan_decide(backend, *out, key);
+    if (status != FP8PIPE_OK)
+        free(*out);
+    return status;
+}
+
+/* ---- The cache ---------------------------------------------------------------------------- */
+
+/* The nearest neighbour's algorithm, if it runs this key and the planner has room for it. */
+static bool plan_borrow(const struct cuda_backend *backend, struct plan *plan,
+                        const struct plan_key *key)
+{
+    struct plan_entry *neighbour;
+    const struct plan *lent;
+    bool borrowed;
+
+    if (backend->planner == NULL)
+        return false;
+    neighbour = plan_cache_nearest(backend->plans, key);
+    if (neighbour == NULL)
+        return false;
+    lent = plan_entry_plan(neighbour);
+    borrowed = plan_adopt(backend, plan, &lent->algo) && planner_push(backend->planner, key);
+    plan_cache_put(backend->plans, neighbour);
+    return borrowed;
+}
+
+static enum fp8pipe_status plan_build(void *context, const void *key_bytes, void **out,
+                                      bool *provisional)
+{
+    struct cuda_backend *backend = context;
+    const struct plan_key *key = key_bytes;
+    char name[PLAN_KEY_NAME_BYTES];
+    cublasLtMatmulAlgo_t algo;
+    struct plan *plan;
+    enum fp8pipe_status status;
+
+    if (gemm_type_is_fp8(key->a_type) && backend->capability < 89)
+        return status_fail(FP8PIPE_ENOTSUP,
+                           "%s: FP8 needs compute capability 8.9 or more, CUDA device %d has "
+                           "%d.%d",
+                           plan_key_name(name, key), backend->device, backend->capability / 10,
+                           backend->capability % 10);
+    status = plan_alloc(&plan);
+    if (status != FP8PIPE_OK)
+        return status;
+    if (plan_key_is_direct(key) &&
+        plan_describe(&backend->lt, plan, key) == CUBLAS_STATUS_SUCCESS) {
+        plan->way = PLAN_DIRECT;
+        plan->tuned = tuner_find(backend->tuner, key, &algo) && plan_adopt(backend, plan, &algo);
+        *provisional = !plan->tuned && plan_borrow(backend, plan, key);
+    }
+    if (!plan->tuned && !*provisional)
+        status = plan_decide(backend, plan, key);
+    if (status == FP8PIPE_OK)
+        *out = plan;
+    else
+        free(plan);
     return status;
 }
 
@@ -342,7 +342,35 @@ static void plan_destroy(void *context, void *plan)
     free(plan);
 }
 
-enum fp8pipe_status plans_create(struct cuda_backend *backend)
+static uint64_t plan_family(const void *key, int family)
+{
+    return plan_key_family(key, family);
+}
+
+static uint64_t plan_distance(const void *key, const void *other, const void *other_plan,
+                              int family)
+{
+    return ((const struct plan *)other_plan)->way == PLAN_DIRECT
+               ? plan_key_distance(key, other, family)
+               : UINT64_MAX;
+}
+
+/* On the planner's thread. A key that got another plan, or was evicted, needs none any more. */
+static void plan_refine(void *context, const void *key)
+{
+    struct cuda_backend *backend = context;
+    struct backend_scope scope;
+    struct plan *plan;
+
+    if (!plan_cache_is_provisional(backend->plans, key))
+        return;
+    cuda_enter(&backend->base, &scope);
+    if (plan_make(backend, key, &plan) == FP8PIPE_OK)
+        plan_cache_refine(backend->plans, key, plan);
+    cuda_leave(&backend->base, &scope);
+}
+
+enum fp8pipe_status plans_create(struct cuda_backend *backend, enum fp8pipe_plans plans)
 {
     const struct plan_cache_options options = {
         .key_bytes = sizeof(struct plan_key),
@@ -350,12 +378,23 @@ enum fp8pipe_status plans_create(struct cuda_backend *backend)
         .build = plan_build,
         .destroy = plan_destroy,
         .context = backend,
+        .family = plan_family,
+        .distance = plan_distance,
     };
 
     backend->plans = plan_cache_create(&options);
     if (backend->plans == NULL)
         return status_fail(FP8PIPE_ENOMEM, "no host memory for the plan cache");
-    return FP8PIPE_OK;
+    if (plans == FP8PIPE_PLANS_FIXED)
+        return FP8PIPE_OK;
+    return planner_create(sizeof(struct plan_key), PLAN_QUEUE_CAPACITY, plan_refine, backend,
+                          &backend->planner);
+}
+
+void plans_destroy(struct cuda_backend *backend)
+{
+    planner_destroy(backend->planner);
+    plan_cache_destroy(backend->plans);
 }
 
 /* ---- Running ------------------------------------------------------------------------------ */
@@ -367,36 +406,97 @@ enum fp8pipe_status plan_get(struct cuda_backend *backend, struct cuda_stream *s
     void *found;
     enum fp8pipe_status status;
 
-    key_make(&key, backend, args);
+    plan_key_make(&key, args);
     status = plan_front_get(&stream->plans, backend->plans, &key, &found);
     if (status == FP8PIPE_OK)
         *plan = found;
     return status;
 }
 
-bool plan_is_through_fp32(const struct plan *plan)
-{
-    return plan->through_fp32;
-}
-
-enum fp8pipe_status plan_run(const struct cuda_backend *backend, const struct cuda_stream *stream,
+enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *stream,
                              struct plan *plan, const struct gemm_args *args)
 {
     const struct cublaslt *lt = &backend->lt;
     /* A copy, for the plan is shared with other streams: the descriptor is plain data. */
     cublasLtMatmulDescOpaque_t desc = plan->desc;
-    const float alpha = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
+    const bool to_fp8 = args->d_scale != NULL;
+    const struct pointers to = {
+        .a_scale = args->a.scale_inv,
+        .b_scale = args->b.scale_inv,
+        .bias = args->bias,
+        .pre = args->pre,
+        .d_scale = args->d_scale,
+        .d_amax = to_fp8 ? args->d_amax : NULL,
+    };
+    const float alpha = 1.0f, beta = args->accumulate || args->residual != NULL ? 1.0f : 0.0f;
+    const void *c = args->residual != NULL ? args->residual : to_fp8 ? NULL : args->d;
+    enum fp8pipe_status status;
     struct plan_key key;
-    char name[KEY_NAME_BYTES];
+    char name[PLAN_KEY_NAME_BYTES];
     cublasStatus_t error;
 
-    error = desc_point(lt, &desc, args->a.scale_inv, args->b.scale_inv, args->bias);
-    TRY(error,
-        lt->cublasLtMatmul(lt->handle, &desc, &alpha, args->b.data, &plan->a, args->a.data,
-                           &plan->b, &beta, args->d, &plan->d, args->d, &plan->d, &plan->algo,
-                           stream->workspace, backend->workspace_bytes, stream->native));
+    if (plan->workspace_bytes > 0 && stream->workspace == NULL) {
+        /* Of the size that any plan may need. */
+        status =
+            cuda_alloc(&backend->base, &stream->base, backend->workspace_bytes, &stream->workspace);
+        if (status != FP8PIPE_OK)
+            return status;
+    }
+    error = desc_point(lt, &desc, &to);
+    TRY(error, lt->cublasLtMatmul(
+                   lt->handle, &desc, &alpha, args->b.data, &plan->a, args->a.data, &plan->b, &beta,
+                   c, &plan->c, args->d, &plan->d, &plan->algo, stream->workspace,
+                   stream->workspace != NULL ? backend->workspace_bytes : 0, stream->native));
     if (error == CUBLAS_STATUS_SUCCESS)
         return FP8PIPE_OK;
-    key_make(&key, backend, args);
-    return cublaslt_fail(lt, error, FP8PIPE_ELAUNCH, "cublasLtMatmul", key_name(name, &key));
+    plan_key_make(&key, args);
+    return cublaslt_fail(lt, error, FP8PIPE_ELAUNCH, "cublasLtMatmul", plan_key_name(name, &key));
+}
+
+enum fp8pipe_status plan_renew(struct cuda_backend *backend, const struct gemm_args *args)
+{
+    struct plan_key key;
+    struct plan *plan;
+    enum fp8pipe_status status;
+
+    plan_key_make(&key, args);
+    status = plan_make(backend, &key, &plan);
+    return status == FP8PIPE_OK ? plan_cache_set(backend->plans, &key, plan) : status;
+}
+
+enum fp8pipe_status plan_candidates(const struct cuda_backend *backend, const struct plan_key *key,
+                                    int most, struct plan *plans, int *found)
+{
+    cublasLtMatmulHeuristicResult_t results[PLAN_CANDIDATES_MAX];
+    char name[PLAN_KEY_NAME_BYTES];
+    cublasStatus_t error = CUBLAS_STATUS_NOT_SUPPORTED;
+    struct plan base;
+    int count = 0;
+
+    if (plan_key_is_direct(key)) {
+        error = plan_describe(&backend->lt, &base, key);
+        TRY(error, plan_search(backend, &base, key, most, results, &count));
+    }
+    if (error != CUBLAS_STATUS_SUCCESS)
+        return cublaslt_fail(&backend->lt, error, FP8PIPE_ENOTSUP, "cublasLtMatmulAlgoGetHeuristic",
+                             plan_key_name(name, key));
+    *found = 0;
+    for (int i = 0; i < count; i++) {
+        struct plan *plan = &plans[*found];
+
+        if (results[i].state != CUBLAS_STATUS_SUCCESS ||
+            results[i].workspaceSize > backend->workspace_bytes)
+            continue;
+        *plan = base;
+        plan->way = PLAN_DIRECT;
+        plan->tuned = true;
+        plan->algo = results[i].algo;
+        plan->workspace_bytes = results[i].workspaceSize;
+        (*found)++;
+    }
+    return *found > 0 ? FP8PIPE_OK
+                      : status_fail(FP8PIPE_ENOTSUP,
+                                    "%s: no algorithm of cuBLASLt's fits into %zu "
+                                    "bytes of workspace",
+                                    plan_key_name(name, key), backend->workspace_bytes);
 }

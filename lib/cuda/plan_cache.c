@@ -10,20 +10,30 @@
 #include "status.h"
 
 /*
- * All fields but `used` are written under the cache's lock; hash, key and plan not after `built`,
- * so that a front, whose thread took the lock to get the entry, reads them without it. `used` is
- * only a hint to the clock: set by whoever hits, cleared by the hand, relaxed.
+ * All fields but `used` and `replaced` are written under the cache's lock; hash, key and plan not
+ * after `built`, so that a front, whose thread took the lock to get the entry, reads them without
+ * it. `used` is only a hint to the clock: set by whoever hits, cleared by the hand, relaxed.
+ * `replaced` is set once, under the lock, when another entry has the key; a front that sees it
+ * takes the lock, which orders the rest, and one that sees it late runs the older plan once more.
  */
 struct plan_entry {
     struct plan_entry *next; /* in its bucket */
-    uint64_t hash;
+    struct plan_kin {
+        struct plan_entry *next;
+        struct plan_entry **link; /* what points here */
+        uint64_t family;
+    } kin[PLAN_FAMILIES];
     uint32_t slot;
     uint32_t references; /* the table's, and one for each holder */
     bool built;
-    atomic_bool used;
+    bool provisional;
     enum fp8pipe_status status;
-    void *plan;
     char *sentence; /* of a failed build */
+    /* What a hit reads. */
+    atomic_bool used;
+    atomic_bool replaced;
+    uint64_t hash;
+    void *plan;
     uint64_t key[];
 };
 
@@ -33,24 +43,38 @@ struct plan_cache {
     pthread_cond_t built; /* an entry was built, or failed to be */
     uint64_t buckets_mask;
     struct plan_entry **buckets;
-    struct plan_entry **slots; /* [capacity], the clock's face */
+    struct plan_entry **families[PLAN_FAMILIES]; /* buckets too; newest first */
+    struct plan_entry **slots;                   /* [capacity], the clock's face */
     uint32_t hand;
-    uint32_t count;
-    uint64_t evicted;
+    struct plan_cache_stats stats;
 };
+
+/* Two words at a time, and no pair waits for another: the hash is part of every hit. */
+static uint64_t fold(uint64_t a, uint64_t b)
+{
+    const unsigned __int128 product = (unsigned __int128)a * b;
+
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
 
 static uint64_t key_hash(const void *key, size_t bytes)
 {
     uint64_t hash = bytes;
 
-    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-        uint64_t word;
+    for (size_t i = 0; i < bytes; i += 2 * sizeof(uint64_t)) {
+        uint64_t word[2];
 
-        memcpy(&word, (const char *)key + i, sizeof(word));
-        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-        hash ^= hash >> 32;
+        memcpy(word, (const char *)key + i, sizeof(word));
+        /* Another odd number for each pair, or pairs could change places unseen. */
+        hash += fold(word[0] ^ (UINT64_C(0x9e3779b97f4a7c15) + 2 * i),
+                     word[1] ^ (UINT64_C(0xd6e8feb86659fd93) + 2 * i));
     }
-    return hash;
+    return fold(hash, UINT64_C(0xa0761d6478bd642f));
+}
+
+uint64_t plan_cache_hash(const void *key, size_t bytes)
+{
+    return key_hash(key, bytes);
 }
 
 static bool entry_matches(const struct plan_entry *entry, uint64_t hash, const void *key,
@@ -79,6 +103,31 @@ static void entry_put(struct plan_cache *cache, struct plan_entry *entry)
     free(entry);
 }
 
+static void family_add(struct plan_cache *cache, struct plan_entry *entry)
+{
+    for (int i = 0; cache->options.family != NULL && i < PLAN_FAMILIES; i++) {
+        struct plan_kin *kin = &entry->kin[i];
+
+        kin->family = cache->options.family(entry->key, i);
+        kin->link = &cache->families[i][kin->family & cache->buckets_mask];
+        kin->next = *kin->link;
+        if (kin->next != NULL)
+            kin->next->kin[i].link = &kin->next;
+        *kin->link = entry;
+    }
+}
+
+static void family_remove(struct plan_cache *cache, struct plan_entry *entry)
+{
+    for (int i = 0; cache->options.family != NULL && i < PLAN_FAMILIES; i++) {
+        struct plan_kin *kin = &entry->kin[i];
+
+        *kin->link = kin->next;
+        if (kin->next != NULL)
+            kin->next->kin[i].link = kin->link;
+    }
+}
+
 static struct plan_entry **table_find(struct plan_cache *cache, uint64_t hash, const void *key)
 {
     struct plan_entry **link = &cache->buckets[hash & cache->buckets_mask];
@@ -94,8 +143,9 @@ static void table_remove(struct plan_cache *cache, struct plan_entry *entry)
 
     assert(*link == entry && cache->slots[entry->slot] == entry);
     *link = entry->next;
+    family_remove(cache, entry);
     cache->slots[entry->slot] = NULL;
-    cache->count--;
+    cache->stats.cached--;
     entry_put(cache, entry);
 }
 
@@ -112,18 +162,18 @@ static bool table_make_room(struct plan_cache *cache, uint32_t *slot)
         cache->hand = cache->hand + 1 == capacity ? 0 : cache->hand + 1;
         if (entry == NULL)
             return true;
-        if (cache->count < capacity || !entry->built)
+        if (cache->stats.cached < capacity || !entry->built)
             continue;
         if (atomic_exchange_explicit(&entry->used, false, memory_order_relaxed))
             continue;
         table_remove(cache, entry);
-        cache->evicted++;
+        cache->stats.evicted++;
         return true;
     }
     return false;
 }
 
-/* A new entry, being built, held by the table and the caller. NULL when memory runs out. */
+/* A new entry, being built, held by the table. NULL when memory runs out. */
 static struct plan_entry *table_add(struct plan_cache *cache, uint32_t slot, uint64_t hash,
                                     const void *key)
 {
@@ -134,29 +184,68 @@ static struct plan_entry *table_add(struct plan_cache *cache, uint32_t slot, uin
         return NULL;
     entry->hash = hash;
     entry->slot = slot;
-    entry->references = 2;
+    entry->references = 1;
     memcpy(entry->key, key, cache->options.key_bytes);
     entry->next = *bucket;
     *bucket = entry;
+    family_add(cache, entry);
     cache->slots[slot] = entry;
-    cache->count++;
+    cache->stats.cached++;
     return entry;
 }
 
-/* Builds the caller's new entry, the lock released meanwhile, and tells whoever waits. */
+/* The entry of the key, built, or NULL; waits while it is being built. */
+static struct plan_entry *table_find_built(struct plan_cache *cache, uint64_t hash, const void *key)
+{
+    struct plan_entry *entry;
+
+    while ((entry = *table_find(cache, hash, key)) != NULL && !entry->built)
+        pthread_cond_wait(&cache->built, &cache->lock);
+    return entry;
+}
+
+/* Puts a built plan into the table, in the place of the key's entry, if it has one. */
+static bool table_replace(struct plan_cache *cache, struct plan_entry *before, uint32_t slot,
+                          uint64_t hash, const void *key, void *plan)
+{
+    struct plan_entry *entry;
+
+    if (before != NULL) {
+        slot = before->slot;
+        before->references++;
+        table_remove(cache, before);
+    }
+    entry = table_add(cache, slot, hash, key);
+    if (entry != NULL) {
+        entry->built = true;
+        entry->plan = plan;
+    } else {
+        cache->options.destroy(cache->options.context, plan);
+    }
+    if (before != NULL) {
+        atomic_store_explicit(&before->replaced, true, memory_order_relaxed);
+        entry_put(cache, before);
+    }
+    return entry != NULL;
+}
+
+/* Builds a new entry, the lock released meanwhile, and tells whoever waits. */
 static void entry_build(struct plan_cache *cache, struct plan_entry *entry)
 {
     enum fp8pipe_status status;
+    bool provisional = false;
     void *plan = NULL;
 
     pthread_mutex_unlock(&cache->lock);
-    status = cache->options.build(cache->options.context, entry->key, &plan);
+    status = cache->options.build(cache->options.context, entry->key, &plan, &provisional);
     pthread_mutex_lock(&cache->lock);
 
     entry->built = true;
     entry->status = status;
     if (status == FP8PIPE_OK) {
         entry->plan = plan;
+        entry->provisional = provisional;
+        cache->stats.borrowed += provisional;
     } else {
         entry->sentence = strdup(status_sentence());
         table_remove(cache, entry);
@@ -184,6 +273,7 @@ static enum fp8pipe_status cache_get_locked(struct plan_cache *cache, uint64_t h
             entry = table_add(cache, slot, hash, key);
             if (entry == NULL)
                 return status_fail(FP8PIPE_ENOMEM, "plan cache: no host memory for an entry");
+            entry->references++;
             entry_build(cache, entry);
             break;
         }
@@ -206,7 +296,7 @@ struct plan_cache *plan_cache_create(const struct plan_cache_options *options)
     struct plan_cache *cache = calloc(1, sizeof(*cache));
     uint64_t buckets = 1;
 
-    assert(options->key_bytes % sizeof(uint64_t) == 0 && options->capacity >= 1);
+    assert(options->key_bytes % (2 * sizeof(uint64_t)) == 0 && options->capacity >= 1);
     if (cache == NULL)
         goto fail_cache;
     while (buckets < 2 * (uint64_t)options->capacity)
@@ -216,9 +306,14 @@ struct plan_cache *plan_cache_create(const struct plan_cache_options *options)
     cache->buckets = calloc(buckets, sizeof(*cache->buckets));
     if (cache->buckets == NULL)
         goto fail_buckets;
+    for (int i = 0; options->family != NULL && i < PLAN_FAMILIES; i++) {
+        cache->families[i] = calloc(buckets, sizeof(struct plan_entry *));
+        if (cache->families[i] == NULL)
+            goto fail_families;
+    }
     cache->slots = calloc(options->capacity, sizeof(struct plan_entry *));
     if (cache->slots == NULL)
-        goto fail_slots;
+        goto fail_families;
     if (pthread_mutex_init(&cache->lock, NULL) != 0)
         goto fail_lock;
     if (pthread_cond_init(&cache->built, NULL) != 0)
@@ -229,7 +324,9 @@ fail_built:
     pthread_mutex_destroy(&cache->lock);
 fail_lock:
     free(cache->slots);
-fail_slots:
+fail_families:
+    for (int i = 0; i < PLAN_FAMILIES; i++)
+        free(cache->families[i]);
     free(cache->buckets);
 fail_buckets:
     free(cache);
@@ -249,6 +346,8 @@ void plan_cache_destroy(struct plan_cache *cache)
     pthread_cond_destroy(&cache->built);
     pthread_mutex_destroy(&cache->lock);
     free(cache->slots);
+    for (int i = 0; i < PLAN_FAMILIES; i++)
+        free(cache->families[i]);
     free(cache->buckets);
     free(cache);
 }
@@ -277,11 +376,101 @@ void *plan_entry_plan(const struct plan_entry *entry)
     return entry->plan;
 }
 
+/* ---- Neighbours and replacement ----------------------------------------------------------- */
+
+struct plan_entry *plan_cache_nearest(struct plan_cache *cache, const void *key)
+{
+    struct plan_entry *nearest = NULL;
+
+    pthread_mutex_lock(&cache->lock);
+    for (int i = 0; cache->options.family != NULL && i < PLAN_FAMILIES && nearest == NULL; i++) {
+        const uint64_t family = cache->options.family(key, i);
+        struct plan_entry *entry = cache->families[i][family & cache->buckets_mask];
+        uint64_t least = UINT64_MAX;
+
+        for (int seen = 0; entry != NULL && seen < PLAN_NEIGHBOURS_MAX;
+             entry = entry->kin[i].next) {
+            uint64_t distance;
+
+            if (entry->kin[i].family != family || !entry->built)
+                continue;
+            seen++;
+            distance = cache->options.distance(key, entry->key, entry->plan, i);
+            if (distance < least) {
+                least = distance;
+                nearest = entry;
+            }
+        }
+    }
+    if (nearest != NULL)
+        nearest->references++;
+    pthread_mutex_unlock(&cache->lock);
+    return nearest;
+}
+
+bool plan_cache_is_provisional(struct plan_cache *cache, const void *key)
+{
+    const uint64_t hash = key_hash(key, cache->options.key_bytes);
+    const struct plan_entry *entry;
+    bool provisional;
+
+    pthread_mutex_lock(&cache->lock);
+    entry = *table_find(cache, hash, key);
+    provisional = entry != NULL && (!entry->built || entry->provisional);
+    pthread_mutex_unlock(&cache->lock);
+    return provisional;
+}
+
+bool plan_cache_refine(struct plan_cache *cache, const void *key, void *plan)
+{
+    const uint64_t hash = key_hash(key, cache->options.key_bytes);
+    struct plan_entry *before;
+    bool refined = false;
+
+    pthread_mutex_lock(&cache->lock);
+    before = table_find_built(cache, hash, key);
+    if (before != NULL && before->provisional)
+        refined = table_replace(cache, before, 0, hash, key, plan);
+    else
+        cache->options.destroy(cache->options.context, plan);
+    cache->stats.refined += refined;
+    pthread_mutex_unlock(&cache->lock);
+    return refined;
+}
+
+enum fp8pipe_status plan_cache_set(struct plan_cache *cache, const void *key, void *plan)
+{
+    const uint64_t hash = key_hash(key, cache->options.key_bytes);
+    struct plan_entry *before;
+    uint32_t slot = 0;
+    bool set;
+
+    pthread_mutex_lock(&cache->lock);
+    while ((before = table_find_built(cache, hash, key)) == NULL && !table_make_room(cache, &slot))
+        pthread_cond_wait(&cache->built, &cache->lock);
+    set = table_replace(cache, before, slot, hash, key, plan);
+    pthread_mutex_unlock(&cache->lock);
+    return set ? FP8PIPE_OK
+               : status_fail(FP8PIPE_ENOMEM, "plan cache: no host memory for an entry");
+}
+
+uint32_t plan_cache_keys(struct plan_cache *cache, void *keys, uint32_t max)
+{
+    const size_t bytes = cache->options.key_bytes;
+    uint32_t count = 0;
+
+    pthread_mutex_lock(&cache->lock);
+    for (uint32_t i = 0; i < cache->options.capacity && count < max; i++)
+        if (cache->slots[i] != NULL && cache->slots[i]->built)
+            memcpy((char *)keys + bytes * count++, cache->slots[i]->key, bytes);
+    pthread_mutex_unlock(&cache->lock);
+    return count;
+}
+
 void plan_cache_stats_get(struct plan_cache *cache, struct plan_cache_stats *stats)
 {
     pthread_mutex_lock(&cache->lock);
-    stats->cached = cache->count;
-    stats->evicted = cache->evicted;
+    *stats = cache->stats;
     pthread_mutex_unlock(&cache->lock);
 }
 
@@ -295,7 +484,8 @@ enum fp8pipe_status plan_front_get(struct plan_front *front, struct plan_cache *
     struct plan_entry *entry = *slot;
     enum fp8pipe_status status;
 
-    if (entry != NULL && entry_matches(entry, hash, key, cache->options.key_bytes)) {
+    if (entry != NULL && entry_matches(entry, hash, key, cache->options.key_bytes) &&
+        !atomic_load_explicit(&entry->replaced, memory_order_relaxed)) {
         entry_touch(entry);
         *plan = entry->plan;
         return FP8PIPE_OK;

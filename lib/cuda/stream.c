@@ -46,22 +46,13 @@ enum fp8pipe_status cuda_stream_create(struct backend *base, void *native,
             goto free_stream;
         }
     } else {
-        /* The workspace's allocation would become a node of the caller's graph. */
         status = native_check(native, "the caller's");
         if (status != FP8PIPE_OK)
             goto free_stream;
     }
-    if (backend->workspace_bytes > 0) {
-        status = cuda_alloc(base, &stream->base, backend->workspace_bytes, &stream->workspace);
-        if (status != FP8PIPE_OK)
-            goto destroy_native;
-    }
     *out = &stream->base;
     return FP8PIPE_OK;
 
-destroy_native:
-    if (stream->owned)
-        cuda_forget(cudaStreamDestroy(stream->native));
 free_stream:
     free(stream);
     return status;

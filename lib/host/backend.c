@@ -1,8 +1,10 @@
 #include <assert.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend.h"
+#include "ec.h"
 #include "host/gemm.h"
 #include "host/stream.h"
 #include "status.h"
@@ -142,6 +144,74 @@ static enum fp8pipe_status native_wait(struct backend *backend, void *native_str
     return status_fail(FP8PIPE_ENOTSUP, "stream: on the host backend no CUDA stream can wait");
 }
 
+/* ---- Timers and ranges -------------------------------------------------------------------- */
+
+struct backend_timer {
+    int64_t at_ns; /* CLOCK_MONOTONIC; written by an executor, read once its work is done */
+};
+
+static enum fp8pipe_status host_timer_create(struct backend *backend, struct backend_timer **timer)
+{
+    struct backend_timer *made = calloc(1, sizeof(*made));
+
+    (void)backend;
+    if (made == NULL) {
+        return status_fail(FP8PIPE_ENOMEM, "host timer: no memory for %zu bytes", sizeof(*made));
+    }
+    *timer = made;
+    return FP8PIPE_OK;
+}
+
+static void host_timer_destroy(struct backend *backend, struct backend_timer *timer)
+{
+    (void)backend;
+    free(timer);
+}
+
+static void run_timer(void *args)
+{
+    struct backend_timer *timer;
+
+    memcpy(&timer, args, sizeof(timer));
+    timer->at_ns = ec_now_ns();
+}
+
+static enum fp8pipe_status host_timer_record(struct backend *backend, struct backend_timer *timer,
+                                             struct fp8pipe_stream *stream)
+{
+    (void)backend;
+    host_stream_push(stream, run_timer, &timer, sizeof(timer));
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status host_timer_now(struct backend *backend, struct backend_timer *timer,
+                                          int64_t *now_ns)
+{
+    (void)backend;
+    timer->at_ns = ec_now_ns();
+    *now_ns = timer->at_ns;
+    return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status host_timer_elapsed(struct backend *backend, struct backend_timer *from,
+                                              struct backend_timer *to, int64_t *elapsed_ns)
+{
+    (void)backend;
+    *elapsed_ns = to->at_ns - from->at_ns;
+    return FP8PIPE_OK;
+}
+
+static void range_push(struct backend *backend, const char *name)
+{
+    (void)backend;
+    (void)name;
+}
+
+static void range_pop(struct backend *backend)
+{
+    (void)backend;
+}
+
 /* ---- Memory ------------------------------------------------------------------------------- */
 
 /* Plain memory of exactly `bytes` bytes, so that a sanitizer sees a step beyond. */
@@ -164,7 +234,12 @@ static enum fp8pipe_status pool_alloc(struct backend *backend, struct fp8pipe_st
 
     (void)stream;
     if (allocator->alloc == NULL || bytes == 0) {
-        return plain_alloc(bytes, data);
+        enum fp8pipe_status status = plain_alloc(bytes, data);
+
+        if (status == FP8PIPE_OK) {
+            backend_memory_got(backend, bytes);
+        }
+        return status;
     }
     made = allocator->alloc(allocator->arg, bytes, NULL);
     if (made == NULL) {
@@ -176,6 +251,7 @@ static enum fp8pipe_status pool_alloc(struct backend *backend, struct fp8pipe_st
                            "the caller's allocator returned %p, not %d-byte aligned", made,
                            HOST_ALIGN);
     }
+    backend_memory_got(backend, bytes);
     *data = made;
     return FP8PIPE_OK;
 }
@@ -206,6 +282,7 @@ static void pool_free(struct backend *backend, struct fp8pipe_stream *stream, vo
     if (data == NULL) {
         return;
     }
+    backend_memory_gave(backend, bytes);
     if (stream == NULL) {
         run_free(&block);
     } else {
@@ -213,17 +290,28 @@ static void pool_free(struct backend *backend, struct fp8pipe_stream *stream, vo
     }
 }
 
+/* Counted by what the allocator says it is, for the free is not told the size. */
 static enum fp8pipe_status memory_alloc(struct backend *backend, size_t bytes, void **data)
 {
-    (void)backend;
-    return plain_alloc(bytes, data);
+    enum fp8pipe_status status = plain_alloc(bytes, data);
+
+    if (status == FP8PIPE_OK) {
+        backend_memory_got(backend, malloc_usable_size(*data));
+    }
+    return status;
 }
 
 static enum fp8pipe_status memory_free(struct backend *backend, void *data)
 {
-    (void)backend;
+    backend_memory_gave(backend, malloc_usable_size(data));
     free(data);
     return FP8PIPE_OK;
+}
+
+static enum fp8pipe_status pinned_alloc(struct backend *backend, size_t bytes, void **data)
+{
+    (void)backend;
+    return plain_alloc(bytes, data);
 }
 
 static void pinned_free(struct backend *backend, void *data)
@@ -368,7 +456,12 @@ static enum fp8pipe_status gemm(struct backend *backend, struct fp8pipe_stream *
     X(column_sums)                                                                                 \
     X(store)                                                                                       \
     X(activation)                                                                                  \
-    X(scale_update)
+    X(scale_update)                                                                                \
+    X(adamw)                                                                                       \
+    X(gradient_norm)                                                                               \
+    X(modulate)                                                                                    \
+    X(modulate_backward)                                                                           \
+    X(group_sums)
 
 #define KERNEL_ENQUEUE(name)                                                                       \
     _Static_assert(sizeof(struct kernel_##name##_args) <= HOST_STREAM_ARGS, "an item carries it"); \
@@ -391,7 +484,7 @@ KERNELS(KERNEL_ENQUEUE)
 static void plan_stats(struct backend *backend, struct backend_plan_stats *stats)
 {
     (void)backend;
-    *stats = (struct backend_plan_stats){0, 0};
+    *stats = (struct backend_plan_stats){0};
 }
 
 const struct backend_ops backend_host_ops = {
@@ -412,9 +505,16 @@ const struct backend_ops backend_host_ops = {
     .stream_wait = stream_wait,
     .stream_wait_native = stream_wait_native,
     .native_wait = native_wait,
+    .timer_create = host_timer_create,
+    .timer_destroy = host_timer_destroy,
+    .timer_record = host_timer_record,
+    .timer_now = host_timer_now,
+    .timer_elapsed = host_timer_elapsed,
+    .range_push = range_push,
+    .range_pop = range_pop,
     .alloc = pool_alloc,
     .free = pool_free,
-    .pinned_alloc = memory_alloc,
+    .pinned_alloc = pinned_alloc,
     .pinned_free = pinned_free,
     .memory_alloc = memory_alloc,
     .memory_free = memory_free,
@@ -429,4 +529,5 @@ const struct backend_ops backend_host_ops = {
     KERNELS(KERNEL_ENTRY)
 #undef KERNEL_ENTRY
         .plan_stats = plan_stats,
+    .memory_stats = backend_memory_stats,
 };

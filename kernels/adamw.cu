@@ -1,0 +1,668 @@
+/*
+ * adamw and gradient_norm: all parameters of an optimizer in one launch, a block a tile.
+ *
+ * Parameters are dense and 16-byte aligned, [rows, cols]. Quads, 4 elements of a row, take 16-byte
+ * loads and stores where cols is a multiple of 4 (in flat tiles everywhere but at the end), others
+ * go element by element. A warp's quads of a square tile are 128 columns of one row: whole lines of
+ * float32, 128 bytes of FP8; the transposed codes go through shared memory to lines of 128 rows.
+ *
+ * Scaling rule: as quantize, E4M3, with the slot's scale as it is; amax is that of the new master.
+ *
+ * A thread has the loads of TURN_ROWS rows in flight before it uses the first. What a step reads and
+ * writes once is evicted first from the caches: only the FP8 copies are read again soon.
+ */
+#include <stddef.h>
+
+#include "kernels/adamw.h"
+#include "kernels/device.cuh"
+
+#define QUAD 4
+#define THREAD_QUADS 16 /* KERNEL_TILE_ELEMENTS of 256 threads */
+#define TURN_ROWS 2
+#define NORM_TURN_ROWS 4
+#define FINAL_THREADS 1024
+
+static_assert(BLOCK_THREADS * THREAD_QUADS * QUAD == KERNEL_TILE_ELEMENTS, "a tile is a block's");
+static_assert(KERNEL_TILE_SIDE == 32 * QUAD, "a warp's quads are one row of a square tile");
+static_assert(KERNEL_TILE_SIDE == BLOCK_WARPS * THREAD_QUADS, "a warp has 16 rows of it");
+
+/* ---- Quads of a tile ---------------------------------------------------------------------- */
+
+/* A thread's part of a tile: quad i stands at element `at` + i * pitch of the parameter. */
+struct quads {
+    int64_t at;
+    int64_t pitch;
+    int64_t end;  /* flat: the parameter's elements */
+    int32_t rows; /* square: of the thread's 16 rows, those that there are */
+    int32_t cols; /* square: of a quad's 4 columns, those that there are; may be negative */
+    bool square;
+    bool aligned; /* quads of 4 elements are: 16 bytes of float32, 8 of 16-bit dtypes */
+    bool whole;   /* all quads of the tile are aligned and have 4 elements: the same in a block */
+};
+
+static __device__ __forceinline__ quads quads_of(const kernel_parameter &parameter, uint32_t index)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    quads q;
+
+    q.square = parameter.square != 0;
+    q.end = parameter.rows * parameter.cols;
+    q.aligned = !q.square || parameter.cols % QUAD == 0;
+    if (q.square) {
+        const uint32_t across =
+            (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
+        const int64_t row = (int64_t)(index / across) * KERNEL_TILE_SIDE + warp * THREAD_QUADS;
+        const int64_t col = (int64_t)(index % across) * KERNEL_TILE_SIDE + lane * QUAD;
+
+        q.whole = q.aligned && row - warp * THREAD_QUADS + KERNEL_TILE_SIDE <= parameter.rows &&
+                  col - lane * QUAD + KERNEL_TILE_SIDE <= parameter.cols;
+        q.at = row * parameter.cols + col;
+        q.pitch = parameter.cols;
+        q.rows = (int32_t)max((int64_t)0, min((int64_t)THREAD_QUADS, parameter.rows - row));
+        q.cols = (int32_t)min((int64_t)QUAD, parameter.cols - col);
+    } else {
+        q.whole = ((int64_t)index + 1) * KERNEL_TILE_ELEMENTS <= q.end;
+        q.at = (int64_t)index * KERNEL_TILE_ELEMENTS + threadIdx.x * QUAD;
+        q.pitch = BLOCK_THREADS * QUAD;
+        q.rows = 0;
+        q.cols = 0;
+    }
+    return q;
+}
+
+/* How many elements quad i has, 0 to 4. */
+static __device__ __forceinline__ int quad_count(const quads &q, int i)
+{
+    if (q.square)
+        return i < q.rows ? max(q.cols, 0) : 0;
+    return (int)max((int64_t)0, min((int64_t)QUAD, q.end - (q.at + i * q.pitch)));
+}
+
+static __device__ __forceinline__ float4 quad_load(const float *from, int64_t at, int count,
+                                                   bool whole)
+{
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+
+    if (whole)
+        return __ldcs((const float4 *)(from + at));
+    if (count > 0)
+        x.x = from[at];
+    if (count > 1)
+        x.y = from[at + 1];
+    if (count > 2)
+        x.z = from[at + 2];
+    if (count > 3)
+        x.w = from[at + 3];
+    return x;
+}
+
+static __device__ __forceinline__ void quad_store(float *to, int64_t at, int count, bool whole,
+                                                  float4 x)
+{
+    if (whole) {
+        __stcs((float4 *)(to + at), x);
+        return;
+    }
+    if (count > 0)
+        to[at] = x.x;
+    if (count > 1)
+        to[at + 1] = x.y;
+    if (count > 2)
+        to[at + 2] = x.z;
+    if (count > 3)
+        to[at + 3] = x.w;
+}
+
+/* The bits of a gradient's quad, as they lie in memory: of 16-bit ones in x and y. */
+static __device__ __forceinline__ uint4 gradient_load(const kernel_parameter &parameter, int64_t at,
+                                                      int count, bool whole)
+{
+    uint4 bits = make_uint4(0, 0, 0, 0);
+
+    if (parameter.gradient_dtype == FP8PIPE_FP32) {
+        const float4 x = quad_load((const float *)parameter.gradient, at, count, whole);
+
+        return make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z),
+                          __float_as_uint(x.w));
+    }
+    const uint16_t *from = (const uint16_t *)parameter.gradient + at;
+    if (whole) {
+        const uint2 pairs = __ldcs((const uint2 *)from);
+
+        bits.x = pairs.x;
+        bits.y = pairs.y;
+        return bits;
+    }
+    if (count > 0)
+        bits.x = from[0];
+    if (count > 1)
+        bits.x |= (uint32_t)from[1] << 16;
+    if (count > 2)
+        bits.y = from[2];
+    if (count > 3)
+        bits.y |= (uint32_t)from[3] << 16;
+    return bits;
+}
+
+static __device__ __forceinline__ float4 gradient_values(int32_t dtype, uint4 bits)
+{
+    if (dtype == FP8PIPE_FP32)
+        return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
+                           __uint_as_float(bits.z), __uint_as_float(bits.w));
+    if (dtype == FP8PIPE_BF16)
+        return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
+                           __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u));
+    return make_float4(fp16_to_float((uint16_t)bits.x), fp16_to_float((uint16_t)(bits.x >> 16)),
+                       fp16_to_float((uint16_t)bits.y), fp16_to_float((uint16_t)(bits.y >> 16)));
+}
+
+static __device__ __forceinline__ uint16_t copy_bits(int32_t dtype, float x)
+{
+    return dtype == FP8PIPE_BF16 ? bf16_from_float(x) : fp16_from_float(x);
+}
+
+static __device__ __forceinline__ void copy_store(const kernel_parameter &parameter, int64_t at,
+                                                  int count, bool whole, float4 x)
+{
+    uint16_t *to = (uint16_t *)parameter.copy + at;
+    const uint16_t a = copy_bits(parameter.copy_dtype, x.x);
+    const uint16_t b = copy_bits(parameter.copy_dtype, x.y);
+    const uint16_t c = copy_bits(parameter.copy_dtype, x.z);
+    const uint16_t d = copy_bits(parameter.copy_dtype, x.w);
+
+    if (whole) {
+        *(uint2 *)to = make_uint2(a | (uint32_t)b << 16, c | (uint32_t)d << 16);
+        return;
+    }
+    if (count > 0)
+        to[0] = a;
+    if (count > 1)
+        to[1] = b;
+    if (count > 2)
+        to[2] = c;
+    if (count > 3)
+        to[3] = d;
+}
+
+/* A copy of the tile's parameter in shared memory: global memory is written meanwhile, and would be
+ * read again and again for all the compiler knows. After it a barrier. */
+static __device__ __forceinline__ void parameter_load(kernel_parameter &to,
+                                                      const kernel_parameter *from)
+{
+    static_assert(sizeof(kernel_parameter) % 8 == 0, "whole words");
+    if (threadIdx.x < sizeof(kernel_parameter) / 8)
+        ((uint64_t *)&to)[threadIdx.x] = ((const uint64_t *)from)[threadIdx.x];
+}
+
+/* ---- FP8 copies of a square tile ----------------------------------------------------------- */
+
+/* Codes, transposed: 128 columns of 8 chunks of 16 rows, the chunks permuted so that the columns
+ * that a warp writes, 4 apart, spread over the banks. */
+struct codes_tile {
+    uint4 chunk[KERNEL_TILE_SIDE * (KERNEL_TILE_SIDE / 16)];
+};
+
+static __device__ __forceinline__ int codes_chunk(int col, int chunk)
+{
+    return col * (KERNEL_TILE_SIDE / 16) + (chunk ^ (col / QUAD % 8));
+}
+
+/* The codes of a quad; those beyond `count` are 0. */
+static __device__ __forceinline__ uint32_t quad_codes(float4 x, float scale, int count)
+{
+    const uint32_t codes = fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
+                           fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
+                               << 16;
+
+    return count >= QUAD ? codes : codes & ((1u << (8 * count)) - 1);
+}
+
+/* A row's codes; row strides are multiples of 16, so whole words fit wherever a column is. */
+static __device__ __forceinline__ void codes_store(const kernel_parameter &parameter, int64_t row,
+                                                   int64_t col, int count, uint32_t codes)
+{
+    if (count > 0)
+        *(uint32_t *)(parameter.row + row * parameter.row_stride + col) = codes;
+}
+
+/* The codes of the thread's 4 rows from 4 * turn on. */
+static __device__ __forceinline__ void codes_put(codes_tile &tile, int turn,
+                                                 const uint32_t codes[4])
+{
+    uint32_t *words = (uint32_t *)tile.chunk;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t out[4];
+
+    bytes_transpose(out, codes[0], codes[1], codes[2], codes[3]);
+#pragma unroll
+    for (int i = 0; i < QUAD; i++)
+        words[codes_chunk(lane * QUAD + i, warp) * 4 + turn] = out[i];
+}
+
+/* After a barrier. */
+static __device__ __forceinline__ void
+codes_write(const codes_tile &tile, const kernel_parameter &parameter, int64_t row, int64_t col)
+{
+#pragma unroll
+    for (int i = threadIdx.x; i < KERNEL_TILE_SIDE * (KERNEL_TILE_SIDE / 16); i += BLOCK_THREADS) {
+        const int c = i / (KERNEL_TILE_SIDE / 16);
+        const int chunk = i % (KERNEL_TILE_SIDE / 16);
+
+        if (col + c < parameter.cols && row + chunk * 16 < parameter.transposed_stride)
+            *(uint4 *)(parameter.transposed + (col + c) * parameter.transposed_stride + row +
+                       chunk * 16) = tile.chunk[codes_chunk(c, chunk)];
+    }
+}
+
+/* A square tile's first row and column. */
+static __device__ __forceinline__ void tile_corner(const kernel_parameter &parameter,
+                                                   uint32_t index, int64_t *row, int64_t *col)
+{
+    const uint32_t across = (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
+
+    *row = (int64_t)(index / across) * KERNEL_TILE_SIDE;
+    *col = (int64_t)(index % across) * KERNEL_TILE_SIDE;
+}
+
+static __device__ __forceinline__ uint32_t quad_amax(uint32_t largest, float4 x, int count)
+{
+    if (count > 0)
+        largest = max(largest, __float_as_uint(x.x) & 0x7fffffffu);
+    if (count > 1)
+        largest = max(largest, __float_as_uint(x.y) & 0x7fffffffu);
+    if (count > 2)
+        largest = max(largest, __float_as_uint(x.z) & 0x7fffffffu);
+    if (count > 3)
+        largest = max(largest, __float_as_uint(x.w) & 0x7fffffffu);
+    return largest;
+}
+
+/* ---- The step ------------------------------------------------------------------------------ */
+
+struct quad_state {
+    float4 master;
+    float4 first;
+    float4 second;
+    float4 average;
+    uint4 gradient;
+};
+
+static __device__ __forceinline__ void element_step(const adamw_factors &factors, float &master,
+                                                    float &first, float &second, float gradient)
+{
+    const adamw_element old = {master, first, second};
+    const adamw_element next = adamw_step(&factors, old, gradient);
+
+    master = next.master;
+    first = next.first;
+    second = next.second;
+}
+
+/* A quad's step, in registers. */
+static __device__ __forceinline__ void quad_step(const adamw_factors &factors, quad_state &s,
+                                                 int32_t dtype)
+{
+    const float4 g = gradient_values(dtype, s.gradient);
+
+    element_step(factors, s.master.x, s.first.x, s.second.x, g.x);
+    element_step(factors, s.master.y, s.first.y, s.second.y, g.y);
+    element_step(factors, s.master.z, s.first.z, s.second.z, g.z);
+    element_step(factors, s.master.w, s.first.w, s.second.w, g.w);
+}
+
+static __device__ __forceinline__ float4 quad_average(const adamw_factors &factors, float4 average,
+                                                      float4 x)
+{
+    return make_float4(
+        adamw_average(&factors, average.x, x.x), adamw_average(&factors, average.y, x.y),
+        adamw_average(&factors, average.z, x.z), adamw_average(&factors, average.w, x.w));
+}
+
+/* TURN_ROWS quads from quad `i` on: their loads, their steps, their stores, and their codes.
+ * WHOLE: of a tile that is. */
+template <bool WHOLE>
+static __device__ __forceinline__ void
+quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, const quads &q, int i,
+           float scale, bool quantize, int64_t row, int64_t col, uint32_t codes[TURN_ROWS],
+           uint32_t &largest)
+{
+    quad_state s[TURN_ROWS];
+    int count[TURN_ROWS];
+
+#pragma unroll
+    for (int j = 0; j < TURN_ROWS; j++) {
+        const int64_t at = q.at + (i + j) * q.pitch;
+
+        count[j] = WHOLE ? QUAD : quad_count(q, i + j);
+        const bool whole = WHOLE || (q.aligned && count[j] == QUAD);
+        s[j].master = quad_load(parameter.master, at, count[j], whole);
+        s[j].first = quad_load(parameter.first, at, count[j], whole);
+        s[j].second = quad_load(parameter.second, at, count[j], whole);
+        s[j].gradient = gradient_load(parameter, at, count[j], whole);
+        if (parameter.average != NULL)
+            s[j].average = quad_load(parameter.average, at, count[j], whole);
+    }
+#pragma unroll
+    for (int j = 0; j < TURN_ROWS; j++) {
+        const int64_t at = q.at + (i + j) * q.pitch;
+        const bool whole = WHOLE || (q.aligned && count[j] == QUAD);
+
+        quad_step(factors, s[j], parameter.gradient_dtype);
+        quad_store(parameter.master, at, count[j], whole, s[j].master);
+        quad_store(parameter.first, at, count[j], whole, s[j].first);
+        quad_store(parameter.second, at, count[j], whole, s[j].second);
+        largest = quad_amax(largest, s[j].master, count[j]);
+        if (parameter.average != NULL)
+            quad_store(parameter.average, at, count[j], whole,
+                       quad_average(factors, s[j].average, s[j].master));
+        if (parameter.copy != NULL)
+            copy_store(parameter, at, count[j], whole, s[j].master);
+        codes[j] = 0;
+        if (quantize) {
+            codes[j] = quad_codes(s[j].master, scale, count[j]);
+            codes_store(parameter, row + i + j, col, count[j], codes[j]);
+        }
+    }
+}
+
+/* All threads call it: the largest of their bits is folded into both words (NULL: not). */
+static __device__ __forceinline__ void fold_publish(uint32_t bits, uint32_t *amax, uint32_t *own)
+{
+    __shared__ uint32_t warps[BLOCK_WARPS];
+
+    bits = __reduce_max_sync(0xffffffffu, bits);
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = bits;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+#pragma unroll
+    for (int i = 1; i < BLOCK_WARPS; i++)
+        bits = max(bits, warps[i]);
+    bits = adamw_amax(bits);
+    if (bits == 0)
+        return;
+    atomicMax(amax, bits);
+    if (own != NULL)
+        atomicMax(own, bits);
+}
+
+/* All quads of a tile; their largest bits. row, col: of the thread's first quad. */
+template <bool WHOLE>
+static __device__ __forceinline__ uint32_t quads_step(const kernel_parameter &parameter,
+                                                      const adamw_factors &factors, const quads &q,
+                                                      float scale, bool quantize, int64_t row,
+                                                      int64_t col, codes_tile &codes)
+{
+    uint32_t largest = 0;
+
+#pragma unroll 1
+    for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
+        uint32_t quad[4];
+
+#pragma unroll
+        for (int half = 0; half < 4; half += TURN_ROWS)
+            quads_turn<WHOLE>(parameter, factors, q, turn * 4 + half, scale, quantize, row, col,
+                              quad + half, largest);
+        if (quantize)
+            codes_put(codes, turn, quad);
+    }
+    return largest;
+}
+
+static __device__ __forceinline__ void tile_step(const kernel_adamw_args &args,
+                                                 const kernel_tile &tile,
+                                                 const kernel_parameter &parameter,
+                                                 const adamw_factors &factors, codes_tile &codes)
+{
+    const quads q = quads_of(parameter, tile.index);
+    const bool scaled = parameter.row != NULL;
+    const bool quantize = scaled && (args.own_amax == NULL || *parameter.has_scale != 0);
+    const float scale = quantize ? *parameter.scale : 1.0f;
+    int64_t row = 0, col = 0;
+    uint32_t largest;
+
+    if (scaled)
+        tile_corner(parameter, tile.index, &row, &col);
+    const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
+    const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
+    if (q.whole)
+        largest =
+            quads_step<true>(parameter, factors, q, scale, quantize, thread_row, thread_col, codes);
+    else
+        largest = quads_step<false>(parameter, factors, q, scale, quantize, thread_row, thread_col,
+                                    codes);
+    if (!scaled)
+        return;
+    fold_publish(largest, parameter.amax,
+                 quantize ? (uint32_t *)NULL : args.own_amax + tile.parameter);
+    if (!quantize)
+        return;
+    /* fold_publish had the barrier after the last codes_put. */
+    codes_write(codes, parameter, row, col);
+    if (tile.index == 0 && threadIdx.x == 0)
+        *parameter.scale_inv = __fdiv_rn(1.0f, scale);
+}
+
+static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
+    adamw_kernel(const __grid_constant__ kernel_adamw_args args)
+{
+    __shared__ codes_tile codes;
+    __shared__ kernel_parameter parameter;
+    __shared__ adamw_factors factors;
+
+    if (args.skip_if != NULL && *args.skip_if != 0)
+        return;
+    if (blockIdx.x < args.tile_count) {
+        const kernel_tile tile = args.tiles[blockIdx.x];
+
+        parameter_load(parameter, &args.parameters[tile.parameter]);
+        if (threadIdx.x == 0)
+            factors = adamw_factors_of(&args, &args.groups[args.parameters[tile.parameter].group],
+                                       *args.steps + 1);
+        __syncthreads();
+        tile_step(args, tile, parameter, factors, codes);
+    }
+    /* Every block has read the count of steps before it counts itself; the last one moves it. */
+    if (threadIdx.x == 0) {
+        __threadfence();
+        if (atomicAdd(args.scratch, 1u) == gridDim.x - 1) {
+            __threadfence();
+            *args.steps += 1;
+            *args.scratch = 0;
+        }
+    }
+}
+
+/* ---- The first FP8 copies of what has no scale --------------------------------------------- */
+
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    adamw_first_kernel(const __grid_constant__ kernel_adamw_args args)
+{
+    __shared__ codes_tile codes;
+    __shared__ kernel_parameter parameter;
+    const kernel_tile tile = args.tiles[blockIdx.x];
+    int64_t row, col;
+
+    if (args.skip_if != NULL && *args.skip_if != 0)
+        return;
+    parameter_load(parameter, &args.parameters[tile.parameter]);
+    __syncthreads();
+    if (parameter.row == NULL || *parameter.has_scale != 0)
+        return;
+    const uint32_t amax = args.own_amax[tile.parameter];
+    const float scale =
+        amax == 0 || amax >= 0x7f800000u
+            ? 1.0f
+            : fp8_scale(__fdiv_rn(parameter.scale_numerator, float_from_bits(amax)));
+    const quads q = quads_of(parameter, tile.index);
+    tile_corner(parameter, tile.index, &row, &col);
+    const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
+    const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
+    for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
+        float4 x[4];
+        uint32_t quad[4];
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int i = turn * 4 + j;
+            const int count = quad_count(q, i);
+
+            x[j] =
+                quad_load(parameter.master, q.at + i * q.pitch, count, q.aligned && count == QUAD);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int count = quad_count(q, turn * 4 + j);
+
+            quad[j] = quad_codes(x[j], scale, count);
+            codes_store(parameter, thread_row + turn * 4 + j, thread_col, count, quad[j]);
+        }
+        codes_put(codes, turn, quad);
+    }
+    __syncthreads();
+    codes_write(codes, parameter, row, col);
+    if (tile.index == 0 && threadIdx.x == 0)
+        *parameter.scale_inv = __fdiv_rn(1.0f, scale);
+}
+
+/* ---- The norm ------------------------------------------------------------------------------ */
+
+/* All threads call it; thread 0 has the sum: over each warp by halves, then the warps in order. */
+template <int WARPS> static __device__ __forceinline__ double block_sum(double sum)
+{
+    __shared__ double warps[WARPS];
+
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2)
+        sum = __dadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int i = 1; i < WARPS; i++)
+            sum = __dadd_rn(sum, warps[i]);
+    return sum;
+}
+
+/* The square is exact in float64, so that fusing it with the sum rounds nothing away. */
+static __device__ __forceinline__ double square_add(double sum, float x)
+{
+    return __fma_rn((double)x, (double)x, sum);
+}
+
+/* The squares of a thread's quads, in order. */
+template <bool WHOLE>
+static __device__ __forceinline__ double quads_sum(const kernel_parameter &parameter,
+                                                   const quads &q)
+{
+    double sum = 0.0;
+
+#pragma unroll 1
+    for (int i = 0; i < THREAD_QUADS; i += NORM_TURN_ROWS) {
+        uint4 bits[NORM_TURN_ROWS];
+
+#pragma unroll
+        for (int j = 0; j < NORM_TURN_ROWS; j++) {
+            const int count = WHOLE ? QUAD : quad_count(q, i + j);
+
+            bits[j] = gradient_load(parameter, q.at + (i + j) * q.pitch, count,
+                                    WHOLE || (q.aligned && count == QUAD));
+        }
+#pragma unroll
+        for (int j = 0; j < NORM_TURN_ROWS; j++) {
+            /* What is not there was read as 0, and adds nothing. */
+            const float4 x = gradient_values(parameter.gradient_dtype, bits[j]);
+
+            sum = square_add(sum, x.x);
+            sum = square_add(sum, x.y);
+            sum = square_add(sum, x.z);
+            sum = square_add(sum, x.w);
+        }
+    }
+    return sum;
+}
+
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    gradient_partials_kernel(const __grid_constant__ kernel_gradient_norm_args args)
+{
+    const kernel_tile tile = args.tiles[blockIdx.x];
+    const kernel_parameter &parameter = args.parameters[tile.parameter];
+    const quads q = quads_of(parameter, tile.index);
+    const double sum = block_sum<BLOCK_WARPS>(q.whole ? quads_sum<true>(parameter, q)
+                                                      : quads_sum<false>(parameter, q));
+
+    if (threadIdx.x == 0)
+        args.partials[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(FINAL_THREADS)
+    gradient_norm_kernel(const __grid_constant__ kernel_gradient_norm_args args)
+{
+    double sum = 0.0;
+
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < args.tile_count; i += FINAL_THREADS)
+        sum = __dadd_rn(sum, args.partials[i]);
+    sum = block_sum<FINAL_THREADS / 32>(sum);
+    if (threadIdx.x != 0)
+        return;
+    const float scale = args.gradient_scale != NULL ? *args.gradient_scale : 1.0f;
+    const float norm = __double2float_rn(__dmul_rn(__dsqrt_rn(sum), fabs((double)scale)));
+    const float ratio = __fdiv_rn(args.max_norm, __fadd_rn(norm, 1e-6f));
+    if (args.norm != NULL)
+        *args.norm = norm;
+    if (args.clip != NULL)
+        *args.clip = args.max_norm > 0.0f && ratio < 1.0f ? __fmul_rn(scale, ratio) : scale;
+    if (args.nonfinite != NULL)
+        *args.nonfinite = (__float_as_uint(norm) & 0x7fffffffu) >= 0x7f800000u;
+}
+
+/* ---- Launches ------------------------------------------------------------------------------ */
+
+static kernel_geometry one_row_of(int64_t blocks, int threads)
+{
+    kernel_geometry geometry;
+
+    geometry.grid = dim3((unsigned)blocks);
+    geometry.block = dim3((unsigned)threads);
+    return geometry;
+}
+
+static bool adamw_valid(const struct kernel_adamw_args *args)
+{
+    return args->tile_count >= 0 && args->tile_count <= INT32_MAX && args->steps != NULL &&
+           args->scratch != NULL && (!args->first || args->own_amax != NULL) &&
+           (args->tile_count == 0 ||
+            (args->parameters != NULL && args->tiles != NULL && args->groups != NULL));
+}
+
+int kernel_adamw_cuda(const struct kernel_adamw_args *args, struct CUstream_st *stream)
+{
+    /* One block at least: the count of steps moves without any element. */
+    const kernel_geometry geometry =
+        one_row_of(args->tile_count > 0 ? args->tile_count : 1, BLOCK_THREADS);
+
+    if (!adamw_valid(args))
+        return (int)cudaErrorInvalidValue;
+    if (!args->first)
+        return kernel_launch(adamw_kernel, geometry, *args, stream);
+    return args->tile_count == 0 ? 0 : kernel_launch(adamw_first_kernel, geometry, *args, stream);
+}
+
+int kernel_gradient_norm_cuda(const struct kernel_gradient_norm_args *args,
+                              struct CUstream_st *stream)
+{
+    int error = 0;
+
+    if (args->tile_count < 0 || args->tile_count > INT32_MAX ||
+        (args->tile_count > 0 &&
+         (args->parameters == NULL || args->tiles == NULL || args->partials == NULL)))
+        return (int)cudaErrorInvalidValue;
+    if (args->tile_count > 0)
+        error = kernel_launch(gradient_partials_kernel, one_row_of(args->tile_count, BLOCK_THREADS),
+                              *args, stream);
+    return error != 0
+               ? error
+               : kernel_launch(gradient_norm_kernel, one_row_of(1, FINAL_THREADS), *args, stream);
+}

@@ -1,0 +1,276 @@
+/* Public entry points of an optimizer's ops. */
+#include <math.h>
+
+#include "crew.h"
+#include "optimizer.h"
+#include "submit.h"
+
+static enum fp8pipe_status check_optimizer(const struct fp8pipe_optimizer *optimizer)
+{
+    return optimizer != NULL ? FP8PIPE_OK
+                             : status_fail(FP8PIPE_EINVAL, "optimizer = NULL: it is needed");
+}
+
+static enum fp8pipe_status check_word(const char *field, const void *word)
+{
+    return (uintptr_t)word % sizeof(uint32_t) == 0
+               ? FP8PIPE_OK
+               : status_fail(FP8PIPE_EINVAL, "%s = %p: it is aligned to 4 bytes", field, word);
+}
+
+static enum fp8pipe_status check_amount(const char *field, float value)
+{
+    return isfinite(value) && value >= 0.0f
+               ? FP8PIPE_OK
+               : status_fail(FP8PIPE_EINVAL, "%s = %g: it is finite and >= 0", field,
+                             (double)value);
+}
+
+static enum fp8pipe_status check_reserved(int32_t reserved)
+{
+    return reserved == 0 ? FP8PIPE_OK
+                         : status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", reserved);
+}
+
+/* ---- The order of an optimizer's ops ------------------------------------------------------- */
+
+static enum fp8pipe_status bind_op(struct draft *draft, void *arg)
+{
+    const struct fp8pipe_optimizer *optimizer = arg;
+
+    draft_order(draft, optimizer->writer);
+    return FP8PIPE_OK;
+}
+
+static void commit_op(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    struct fp8pipe_optimizer *optimizer = arg;
+
+    (void)draft;
+    optimizer->writer = ticket;
+}
+
+static enum fp8pipe_status bind_adamw(struct draft *draft, void *arg)
+{
+    const struct fp8pipe_optimizer *optimizer = arg;
+
+    if (optimizer->scaling != NULL) {
+        draft_write_scaling(draft, optimizer->scaling);
+    }
+    return bind_op(draft, arg);
+}
+
+static void commit_adamw(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    struct fp8pipe_optimizer *optimizer = arg;
+
+    if (optimizer->scaling != NULL) {
+        draft_wrote_scaling(draft, optimizer->scaling, ticket);
+    }
+    optimizer->rewrites++;
+    commit_op(draft, arg, ticket);
+}
+
+/* ---- adamw --------------------------------------------------------------------------------- */
+
+static enum fp8pipe_status check_adamw(const struct fp8pipe_adamw_op *op)
+{
+    enum fp8pipe_status status = check_amount("lr", op->lr);
+
+    if (status == FP8PIPE_OK) {
+        status = check_reserved(op->reserved);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_word("lr_device", op->lr_device);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_word("gradient_scale", op->gradient_scale);
+    }
+    return status != FP8PIPE_OK ? status : check_word("skip_if", op->skip_if);
+}
+
+enum fp8pipe_status fp8pipe_optimizer_adamw(struct fp8pipe_optimizer *optimizer,
+                                            const struct fp8pipe_adamw_op *op,
+                                            fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_adamw_op defaults = FP8PIPE_ADAMW_OP_INIT;
+    static const struct draft_calls calls = {bind_adamw, commit_adamw};
+    struct fp8pipe_adamw_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = check_optimizer(optimizer);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    op = given;
+    status = draft_begin(&draft, optimizer->object.pipe, &op->submit, OP_ADAMW,
+                         sizeof(struct op_adamw), 0);
+    if (status == FP8PIPE_OK) {
+        status = check_adamw(op);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "optimizer", &optimizer->object);
+    }
+    if (status == FP8PIPE_OK && optimizer->scaling != NULL) {
+        status = draft_object(&draft, "scaling", &optimizer->scaling->object);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.adamw = (struct op_adamw){
+        .optimizer = optimizer,
+        .lr_device = op->lr_device,
+        .gradient_scale = op->gradient_scale,
+        .skip_if = op->skip_if,
+        .lr = op->lr,
+    };
+    return draft_submit(&draft, &calls, optimizer, ticket);
+}
+
+/* ---- gradient_norm ------------------------------------------------------------------------- */
+
+static enum fp8pipe_status check_gradient_norm(const struct fp8pipe_gradient_norm_op *op)
+{
+    enum fp8pipe_status status = check_amount("max_norm", op->max_norm);
+
+    if (status == FP8PIPE_OK) {
+        status = check_reserved(op->reserved);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_word("gradient_scale", op->gradient_scale);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_word("norm", op->norm);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_word("clip", op->clip);
+    }
+    return status != FP8PIPE_OK ? status : check_word("nonfinite", op->nonfinite);
+}
+
+static const struct draft_calls op_calls = {bind_op, commit_op};
+
+enum fp8pipe_status fp8pipe_optimizer_gradient_norm(struct fp8pipe_optimizer *optimizer,
+                                                    const struct fp8pipe_gradient_norm_op *op,
+                                                    fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_gradient_norm_op defaults = FP8PIPE_GRADIENT_NORM_OP_INIT;
+    struct fp8pipe_gradient_norm_op room;
+    const void *given;
+    struct draft draft;
+    enum fp8pipe_status status = check_optimizer(optimizer);
+
+    if (status == FP8PIPE_OK) {
+        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    op = given;
+    status = draft_begin(&draft, optimizer->object.pipe, &op->submit, OP_GRADIENT_NORM,
+                         sizeof(struct op_gradient_norm), 0);
+    if (status == FP8PIPE_OK) {
+        status = check_gradient_norm(op);
+    }
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "optimizer", &optimizer->object);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    draft.entry.op.u.gradient_norm = (struct op_gradient_norm){
+        .optimizer = optimizer,
+        .gradient_scale = op->gradient_scale,
+        .norm = op->norm,
+        .clip = op->clip,
+        .nonfinite = op->nonfinite,
+        .max_norm = op->max_norm,
+    };
+    return draft_submit(&draft, &op_calls, optimizer, ticket);
+}
+
+/* ---- The count of steps, blocking ---------------------------------------------------------- */
+
+/* Moves the count to or from *steps, through page-locked memory. */
+static enum fp8pipe_status move_steps(struct fp8pipe_optimizer *optimizer, enum op_kind kind,
+                                      int64_t *steps)
+{
+    static const struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
+    struct fp8pipe *pipe = optimizer->object.pipe;
+    enum fp8pipe_status status = pipe_check_inside(true);
+    struct backend_scope scope;
+    struct backend *backend;
+    fp8pipe_ticket ticket;
+    struct draft draft;
+    void *image;
+
+    if (status == FP8PIPE_OK) {
+        status = pipe_enter(pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    backend = pipe->crew->backend;
+    backend->ops->enter(backend, &scope);
+    status = backend->ops->pinned_alloc(backend, sizeof(*steps), &image);
+    if (status != FP8PIPE_OK) {
+        goto leave;
+    }
+    *(int64_t *)image = *steps;
+    status = draft_begin(&draft, pipe, &submit, kind, sizeof(struct op_steps), 0);
+    if (status == FP8PIPE_OK) {
+        status = draft_object(&draft, "optimizer", &optimizer->object);
+    }
+    if (status == FP8PIPE_OK) {
+        draft.entry.op.u.steps = (struct op_steps){optimizer, image};
+        status = draft_submit(&draft, &op_calls, optimizer, &ticket);
+    }
+    if (status == FP8PIPE_OK) {
+        status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
+        if (status == FP8PIPE_OK) {
+            *steps = *(int64_t *)image;
+        }
+        /* On a failed device the copy may still come: the image is left to it. */
+        if (fault_status(&pipe->fault) != FP8PIPE_OK) {
+            image = NULL;
+        }
+    }
+    if (image != NULL) {
+        backend->ops->pinned_free(backend, image);
+    }
+leave:
+    backend->ops->leave(backend, &scope);
+    pipe_leave(pipe);
+    return status;
+}
+
+enum fp8pipe_status fp8pipe_optimizer_steps_get(struct fp8pipe_optimizer *optimizer, int64_t *steps)
+{
+    enum fp8pipe_status status = check_optimizer(optimizer);
+    int64_t read = 0;
+
+    if (status == FP8PIPE_OK && steps == NULL) {
+        status = status_fail(FP8PIPE_EINVAL, "steps = NULL: it takes the count");
+    }
+    if (status == FP8PIPE_OK) {
+        status = move_steps(optimizer, OP_STEPS_READ, &read);
+    }
+    if (status == FP8PIPE_OK) {
+        *steps = read;
+    }
+    return status;
+}
+
+enum fp8pipe_status fp8pipe_optimizer_steps_set(struct fp8pipe_optimizer *optimizer, int64_t steps)
+{
+    enum fp8pipe_status status = check_optimizer(optimizer);
+
+    if (status == FP8PIPE_OK && steps < 0) {
+        status = status_fail(FP8PIPE_EINVAL, "steps = %lld: it is >= 0", (long long)steps);
+    }
+    return status != FP8PIPE_OK ? status : move_steps(optimizer, OP_STEPS_WRITE, &steps);
+}
