@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include <fp8pipe_cuda.h>
 #include <fp8pipe_quantize.cuh>
 
 #define THREADS 256
@@ -178,6 +179,18 @@ template <int DTYPE> struct modulate_backward {
     }
 };
 
+/* A float32 model is not quantized, so its functors need no kernels that do. */
+template <int DTYPE, class F>
+enum fp8pipe_status run(struct fp8pipe_stream *stream, const struct fp8pipe_quantize_target *target,
+                        const F &functor)
+{
+    if constexpr (DTYPE == FP8PIPE_FP32) {
+        return elementwise(functor, target->rows, target->cols, fp8pipe_stream_cuda(stream));
+    } else {
+        return quantize(stream, target, functor);
+    }
+}
+
 template <int DTYPE>
 enum fp8pipe_status run_values(struct fp8pipe_stream *stream,
                                const struct fp8pipe_quantize_target *target,
@@ -185,13 +198,13 @@ enum fp8pipe_status run_values(struct fp8pipe_stream *stream,
 {
     switch (op.kind) {
     case BENCH_MODULATE:
-        return quantize(stream, target, modulate<DTYPE>(op.modulate));
+        return run<DTYPE>(stream, target, modulate<DTYPE>(op.modulate));
     case BENCH_ADD:
-        return quantize(stream, target, add<DTYPE>(op.add));
+        return run<DTYPE>(stream, target, add<DTYPE>(op.add));
     case BENCH_PAD:
-        return quantize(stream, target, pad<DTYPE>(op.pad));
+        return run<DTYPE>(stream, target, pad<DTYPE>(op.pad));
     case BENCH_MODULATE_BACKWARD:
-        return quantize(stream, target, modulate_backward<DTYPE>(op.modulate_backward));
+        return run<DTYPE>(stream, target, modulate_backward<DTYPE>(op.modulate_backward));
     }
     return FP8PIPE_EINVAL;
 }

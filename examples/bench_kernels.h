@@ -8,7 +8,7 @@
  * live only until the submit returns.
  *
  * CUDA and host compute the same, sums up to their order. Sums are made in a fixed order.
- * All matrices of one op have one dtype, FP32 or BF16; H is the width of the model, a multiple of 8.
+ * All matrices of one op have one dtype, BF16, or FP32 where nothing is quantized; H is the width of the model, a multiple of 8.
  */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H

@@ -10,8 +10,8 @@
  *   x3 = x2 + cross_attn_q(x2) + cross_attn_kv(x2)[:, :H]   H -> H, H -> 2 H
  *   out = x3 + mlp2(mlp1(x3))                   H -> r H -> H, with bias
  *
- * In FP8 the inputs of layers are quantized tensors, and one bf16 matrix goes through all blocks, each
- * overwriting it. Training keeps the quantized inputs and, of the modulation, u = x / scale and v =
+ * In FP8 one bf16 matrix goes through all blocks, each overwriting it. The modulation quantizes it
+ * itself, what is written to it afterwards is quantized on the way, and mlp1 gives FP8 right away. Training keeps the quantized inputs and, of the modulation, u = x / scale and v =
  * shift / scale. In bf16 and float32 training keeps the inputs as matrices.
  */
 #ifndef BENCH_MODEL_H
@@ -74,7 +74,7 @@ struct bench_model {
     int64_t parameter_count;  /* numbers in all of them */
     struct bench_block *blocks;
     struct fp8pipe_scaling *scaling;
-    struct fp8pipe_tensor *x_tensors[BENCH_XS];
+    struct fp8pipe_tensor *x_tensors[BENCH_XS]; /* FP8, but for the modulation's */
     struct fp8pipe_tensor *dy_tensors[BENCH_LAYERS];
     struct fp8pipe_optimizer *optimizer;
     void *memory;
@@ -92,9 +92,6 @@ struct bench_model {
     float *norm;        /* of the gradients, likewise */
     int32_t *nonfinite; /* 1 when that is not finite */
 };
-
-/* Device memory that a model of these options takes, the library's own included. */
-double bench_model_bytes(const struct bench_options *options);
 
 /* Makes it on the chain's pipe and enqueues what sets its parameters. passes: how many losses are
  * kept. NULL: chain->status says why. */

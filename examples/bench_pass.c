@@ -56,49 +56,25 @@ static void forward(struct bench_chain *chain, struct bench_model *model,
     op.submit = bench_chain_submit(BENCH_LANE_CHAIN, shape->name);
     op.y = y;
     op.epilogue.residual = residual;
-    if (model->quantized) {
+    if (model->x_tensors[shape->x]) {
         op.x_tensor = model->x_tensors[shape->x];
         op.submit.flags = last ? FP8PIPE_LAST_USE : 0;
-        if (pass->train) {
-            op.saved = block->saved[layer];
-            op.keep = FP8PIPE_KEEP_ALL;
-        }
-        if (layer == BENCH_MLP1) {
-            op.y = none;
-            op.epilogue.tensor = model->x_tensors[BENCH_X_MLP2];
-            op.epilogue.scaling = model->scaling;
-            op.epilogue.slot = block->slot_x[BENCH_X_MLP2];
-            op.epilogue.copies = copies(pass);
-        }
     } else {
         op.x = rows_of(block->x[shape->x], pass);
     }
+    if (model->quantized && pass->train) {
+        op.saved = block->saved[layer];
+        op.keep = FP8PIPE_KEEP_ALL;
+    }
+    if (model->quantized && layer == BENCH_MLP1) {
+        op.y = none;
+        op.epilogue.tensor = model->x_tensors[BENCH_X_MLP2];
+        op.epilogue.scaling = model->scaling;
+        op.epilogue.slot = block->slot_x[BENCH_X_MLP2];
+        op.epilogue.copies = copies(pass);
+    }
     bench_chain_submitted(chain, fp8pipe_linear_forward(block->linears[layer], &op, &chain->last),
                           shape->name);
-}
-
-static void quantize(struct bench_chain *chain, struct fp8pipe_tensor *tensor,
-                     const struct fp8pipe_quantize_op *op)
-{
-    if (chain->status == FP8PIPE_OK) {
-        bench_chain_submitted(chain, fp8pipe_tensor_quantize(tensor, op, &chain->last),
-                              op->submit.name);
-    }
-}
-
-static void quantize_x(struct bench_chain *chain, struct bench_model *model,
-                       const struct bench_pass *pass, const struct bench_block *block)
-{
-    struct fp8pipe_quantize_op op = FP8PIPE_QUANTIZE_OP_INIT;
-
-    if (model->quantized) {
-        op.submit = bench_chain_submit(BENCH_LANE_CHAIN, "quantize x");
-        op.x = rows_of(block->x[BENCH_X_MODULATION], pass);
-        op.scaling = model->scaling;
-        op.slot = block->slot_x[BENCH_X_MODULATION];
-        op.copies = copies(pass);
-        quantize(chain, model->x_tensors[BENCH_X_MODULATION], &op);
-    }
 }
 
 /* The values become the layers' X, quantized or not. */
@@ -137,7 +113,6 @@ static void block_forward(struct bench_chain *chain, struct bench_model *model,
                                          .add = {x1, part(model, attention, 0), x2}};
     struct bench_values add_cross = {.kind = BENCH_ADD, .add = {x3, part(model, key_value, 0), x3}};
 
-    quantize_x(chain, model, pass, block);
     forward(chain, model, pass, block, BENCH_MODULATION, modulation, none, true);
     values_x(chain, model, pass, block, BENCH_X_ATTENTION, "modulate", &modulate);
     forward(chain, model, pass, block, BENCH_ATTENTION, attention, none, true);
@@ -201,7 +176,11 @@ static void quantize_dy(struct bench_chain *chain, struct bench_model *model,
         op.slot = block->slot_dy[layer];
         op.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
         op.column_sums = bias_gradient(model, block, layer);
-        quantize(chain, model->dy_tensors[layer], &op);
+        if (chain->status == FP8PIPE_OK) {
+            bench_chain_submitted(
+                chain, fp8pipe_tensor_quantize(model->dy_tensors[layer], &op, &chain->last),
+                op.submit.name);
+        }
     }
 }
 

@@ -55,8 +55,10 @@ void bench_report_print(FILE *file, const struct bench_options *options,
         return;
     }
     if (options->loss_run) {
-        fprintf(file, "  %-19s %.6g over the last %d of %lld steps\n", "mean loss", result->loss,
-                BENCH_LOSS_WINDOW, (long long)options->loss_run);
+        fprintf(file, "  %-19s %.6g over the last %lld of %lld steps\n", "mean loss", result->loss,
+                (long long)(options->loss_run < BENCH_LOSS_WINDOW ? options->loss_run
+                                                                  : BENCH_LOSS_WINDOW),
+                (long long)options->loss_run);
         return;
     }
     fprintf(file, "  %-19s %.3f ms mean, %.3f median\n", "an iteration", result->ms_mean,

@@ -336,8 +336,9 @@ void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64
         stats(chain, -1, &before[1]);
         enqueued = chain->enqueued;
         iterate(chain, model, first, &times);
+        /* But for the marks. */
         result->ops =
-            (double)(chain->enqueued - enqueued) / (double)model->options.iterations - 1.0;
+            (double)(chain->enqueued - enqueued - 1) / (double)model->options.iterations - 1.0;
         stats(chain, 0, &after[0]);
         stats(chain, -1, &after[1]);
         if (model->options.train) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "bench_check.h"
+#include "bench_layout.h"
 #include "bench_report.h"
 
 #define RING_SLOTS 8192 /* several iterations fit */
@@ -67,7 +68,7 @@ static int check_memory(const struct bench_options *options, struct bench_result
 {
     char error[ERROR_BYTES];
 
-    result->needed_bytes = bench_model_bytes(options);
+    result->needed_bytes = bench_layout_bytes(options);
     if (result->needed_bytes <= result->device.free_bytes) {
         return OK;
     }
