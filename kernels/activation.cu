@@ -293,13 +293,13 @@ bool is_bf16(const struct fp8pipe_matrix &m)
 
 /* With column sums a third block on a multiprocessor would cost registers that are needed. */
 template <> struct fp8pipe_cuda::detail::tuning<plain_forward> {
-    typedef row_shape<4, 4> rows;
+    typedef row_shape<4, 4, 4> rows;
     typedef tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
 };
 
 /* Nothing is loaded ahead, but much is held. */
 template <bool BACKWARD> struct fp8pipe_cuda::detail::tuning<general<BACKWARD>> {
-    typedef row_shape<1, 2> rows;
+    typedef row_shape<4, 1, 2> rows;
     typedef tile_shape<4, 1, 8, 2, 8, 1, false> tiles;
 };
 
