@@ -45,9 +45,9 @@ static enum fp8pipe_status wait_for(struct lane *lane, fp8pipe_ticket ticket)
 {
     uint32_t index = ticket_lane(ticket);
 
-    return index == lane->index ? FP8PIPE_OK
-                                : event_ring_wait(&lane->crew->rings[index],
-                                                  ticket_position(ticket), lane->stream);
+    return index == lane->index
+               ? FP8PIPE_OK
+               : event_ring_wait(&lane->crew->rings[index], ticket_position(ticket), lane->stream);
 }
 
 /*

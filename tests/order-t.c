@@ -147,8 +147,8 @@ static void failed_wait(enum fp8pipe_mode mode, bool cancelled)
     world_open(&w, chaos_open_pipe(FP8PIPE_BACKEND_HOST, &options, 0));
     for (int lane = 1; lane <= 2; lane++) {
         submit_host_call(w.pipe, ON(lane), gate_work, &gate);
-        must(fp8pipe_wait(w.pipe, quantize_on(&w, lane - 1, lane), FP8PIPE_ISSUED,
-                          TEST_TIMEOUT_NS));
+        must(
+            fp8pipe_wait(w.pipe, quantize_on(&w, lane - 1, lane), FP8PIPE_ISSUED, TEST_TIMEOUT_NS));
     }
     if (cancelled)
         submit_call(w.pipe, ON(0), call_fails, &fails);
