@@ -3,9 +3,9 @@
  * fp8pipe_quantize_kernel.cuh.
  *
  * x [rows, cols] (SWIGLU: two halves of columns), dy, result: any dtype, any row stride; bias
- * [x.cols] of any dtype or absent. bf16 without a bias, with both halves at a whole number of units,
- * has its loads issued several rows ahead; everything else is loaded where it is computed. Scaling
- * rule: as in quantize, of the float32 values.
+ * [x.cols] of any dtype or absent. bf16 without a bias, all of it 16-byte aligned and in whole
+ * units, has its loads issued several rows ahead; everything else is loaded where it is computed.
+ * Scaling rule: as in quantize, of the float32 values.
  */
 #include "kernels/activation.h"
 
@@ -72,7 +72,7 @@ template <bool BACKWARD> FP8PIPE_DEVICE values gated_values(bool by_gate, const 
     return v;
 }
 
-/* ---- bf16 without a bias ------------------------------------------------------------------ */
+/* ---- bf16 without a bias, aligned --------------------------------------------------------- */
 
 struct plain_forward {
     enum fp8pipe_activation activation;
@@ -80,6 +80,10 @@ struct plain_forward {
     result<FP8PIPE_BF16> y;
     typedef raw<FP8PIPE_BF16> loaded;
 
+    bool aligned() const
+    {
+        return x.aligned() && y.aligned();
+    }
     FP8PIPE_DEVICE loaded load(const place &at) const
     {
         return x.load(at);
@@ -102,6 +106,10 @@ struct plain_backward {
         raw<FP8PIPE_BF16> dy;
     };
 
+    bool aligned() const
+    {
+        return x.aligned() && dy.aligned() && dx.aligned();
+    }
     FP8PIPE_DEVICE loaded load(const place &at) const
     {
         return {x.load(at), dy.load(at)};
@@ -123,6 +131,10 @@ struct gated_forward {
         raw<FP8PIPE_BF16> gate;
     };
 
+    bool aligned() const
+    {
+        return half % UNIT == 0 && x.aligned() && y.aligned();
+    }
     FP8PIPE_DEVICE loaded load(const place &at) const
     {
         return {x.load(at), x.load(at, half)};
@@ -146,6 +158,10 @@ struct gated_backward {
         raw<FP8PIPE_BF16> dy;
     };
 
+    bool aligned() const
+    {
+        return half % UNIT == 0 && x.aligned() && dy.aligned() && dx.aligned();
+    }
     FP8PIPE_DEVICE loaded load(const place &at) const
     {
         const int64_t back = at.col < half ? 0 : -half;
@@ -213,7 +229,7 @@ template <bool BACKWARD> struct general {
     }
     FP8PIPE_DEVICE values biased(const place &at, int64_t col_offset) const
     {
-        const values b = bias.load({0, at.col, at.count, false}, col_offset);
+        const values b = bias.load({0, at.col, at.count, false, false}, col_offset);
         values v = x.load(at, col_offset);
 
         if (bias.view.data != NULL)
@@ -244,7 +260,7 @@ template <bool BACKWARD> struct general {
             /* Across both halves: an element at a time. */
             v = {};
             for (int i = 0; i < at.count; i++)
-                put(v, i, half_values({at.row, at.col + i, 1, false})[0]);
+                put(v, i, half_values({at.row, at.col + i, 1, false, false})[0]);
         } else {
             v = half_values(at);
         }
@@ -262,13 +278,15 @@ template <bool BACKWARD> struct general {
 
 /* ---- Launches ----------------------------------------------------------------------------- */
 
+namespace detail = fp8pipe_cuda::detail;
+
 template <class F>
 int run(const struct fp8pipe_quantize_target &target, const F &f, struct CUstream_st *stream)
 {
-    cudaError_t error = fp8pipe_cuda::detail::front<F>(target, f, stream);
+    cudaError_t error = detail::front<F>(target, f, stream);
 
     if (error == cudaSuccess)
-        error = fp8pipe_cuda::detail::run<F>(target, f, stream);
+        error = detail::run<F>(target, f, stream);
     return (int)error;
 }
 
@@ -285,17 +303,34 @@ int run_general(const struct kernel_activation_args *args, struct CUstream_st *s
                stream);
 }
 
+/* f if all that it needs is aligned, which is known to its kernels, else the general way. */
+template <bool BACKWARD, class F>
+int run_aligned(const struct kernel_activation_args *args, const F &f, struct CUstream_st *stream)
+{
+    const struct fp8pipe_quantize_target &target = args->target;
+    const detail::job<F> job = {target, f};
+    cudaError_t error = cudaSuccess;
+
+    if (!detail::is_whole(target, f))
+        return run_general<BACKWARD>(args, stream);
+    if (target.own_amax != NULL) {
+        const detail::geometry g =
+            detail::rows_geometry(target.rows, target.cols, detail::tuning<F>::rows::ROWS);
+        void *kernel_args[] = {(void *)&job, (void *)&target.has_scale, (void *)&target.own_amax};
+
+        error = detail::launch((const void *)detail::amax_kernel<F, true>, g.grid, g.block,
+                               kernel_args, stream);
+    }
+    if (error == cudaSuccess)
+        error = detail::run_whole<F, true>(job, stream);
+    return (int)error;
+}
+
 bool is_bf16(const struct fp8pipe_matrix &m)
 {
     return m.data == NULL || m.dtype == FP8PIPE_BF16;
 }
 } /* namespace */
-
-/* With column sums a third block on a multiprocessor would cost registers that are needed. */
-template <> struct fp8pipe_cuda::detail::tuning<plain_forward> {
-    typedef row_shape<4, 4, 4> rows;
-    typedef tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
-};
 
 /* Nothing is loaded ahead, but much is held. */
 template <bool BACKWARD> struct fp8pipe_cuda::detail::tuning<general<BACKWARD>> {
@@ -303,9 +338,14 @@ template <bool BACKWARD> struct fp8pipe_cuda::detail::tuning<general<BACKWARD>> 
     typedef tile_shape<4, 1, 8, 2, 8, 1, false> tiles;
 };
 
+/* More blocks on a multiprocessor would cost registers that are needed. */
+template <> struct fp8pipe_cuda::detail::tuning<plain_forward> {
+    typedef row_shape<4, 4, 4> rows;
+    typedef tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
+};
+
 int kernel_activation_cuda(const struct kernel_activation_args *args, struct CUstream_st *stream)
 {
-    const bool gated = args->activation == FP8PIPE_ACTIVATION_SWIGLU;
     const int64_t half = args->x.cols / 2;
     const operand<FP8PIPE_BF16> x = operand<FP8PIPE_BF16>::of(args->x, "x");
     const operand<FP8PIPE_BF16> dy = operand<FP8PIPE_BF16>::of(args->dy, "dy");
@@ -315,11 +355,12 @@ int kernel_activation_cuda(const struct kernel_activation_args *args, struct CUs
         (args->backward != 0) != (args->dy.data != NULL))
         return (int)cudaErrorInvalidValue;
     if (!is_bf16(args->x) || !is_bf16(args->dy) || !is_bf16(args->result) ||
-        args->bias.data != NULL || (gated && half % UNIT != 0))
+        args->bias.data != NULL)
         return args->backward ? run_general<true>(args, stream) : run_general<false>(args, stream);
-    if (gated)
-        return args->backward ? run(args->target, gated_backward{half, x, dy, out}, stream)
-                              : run(args->target, gated_forward{half, x, out}, stream);
-    return args->backward ? run(args->target, plain_backward{args->activation, x, dy, out}, stream)
-                          : run(args->target, plain_forward{args->activation, x, out}, stream);
+    if (args->activation == FP8PIPE_ACTIVATION_SWIGLU)
+        return args->backward ? run_aligned<true>(args, gated_backward{half, x, dy, out}, stream)
+                              : run_aligned<false>(args, gated_forward{half, x, out}, stream);
+    return args->backward
+               ? run_aligned<true>(args, plain_backward{args->activation, x, dy, out}, stream)
+               : run_aligned<false>(args, plain_forward{args->activation, x, out}, stream);
 }

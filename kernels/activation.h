@@ -8,9 +8,9 @@
  *                  polynomial in 1 / (1 + 0.48 a)
  *   silu(x)      = x s(x)
  *
- * Beyond a bound on |x|, where s and F are 0 or 1 to float32, x is taken to be at the bound, so that
- * nothing overflows; values are then x or 0, for an infinite x what the formula gives: inf or NaN.
- * A NaN stays one.
+ * Beyond a bound on |x|, where s and F are 0 or 1 to float32, x is taken to be at the bound, so
+ * that nothing overflows; values are then x or 0, for an infinite x what the formula gives: inf or
+ * NaN. A NaN stays one.
  *
  * Against the formulas in exact arithmetic a value is off by at most 2.5e-7 |x|, a derivative by at
  * most 2.5e-7 (tests/activation-t.c).
@@ -36,9 +36,9 @@ ACTIVATION_FN float activation_fma(float a, float b, float c)
 }
 
 /*
- * 1 / d, rounded to nearest, for 1 <= d < 2^126. On the device an approximation that is right to one
- * unit in the last place, and one step of Newton's, which rounds it: what __frcp_rn does without its
- * branch for numbers out of this range.
+ * 1 / d, rounded to nearest, for 1 <= d < 2^126. On the device an approximation that is right to
+ * one unit in the last place, and one step of Newton's, which rounds it: what __frcp_rn does,
+ * without its branch for numbers out of this range.
  */
 ACTIVATION_FN float activation_reciprocal(float d)
 {

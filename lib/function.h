@@ -1,7 +1,7 @@
 /*
  * Functions of the caller's: those that run at issue, on the launcher, and may only enqueue; and
- * those that run in stream order, on a thread of the backend's. Called by launchers, and from inside
- * such functions.
+ * those that run in stream order, on a thread of the backend's. Called by launchers, and from
+ * inside such functions.
  */
 #ifndef LIB_FUNCTION_H
 #define LIB_FUNCTION_H

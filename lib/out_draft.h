@@ -14,9 +14,9 @@ enum fp8pipe_status out_draft_check(struct draft *draft, const struct fp8pipe_qu
                                     int64_t cols);
 
 /*
- * Submits a draft whose payload is complete but for *payload, its own copy of a checked `out`, which
- * is written here: with a tensor, it gets a new filling of [rows, cols]. `out` need not outlive the
- * call.
+ * Submits a draft whose payload is complete but for *payload, its own copy of a checked `out`,
+ * which is written here: with a tensor, it gets a new filling of [rows, cols]. `out` need not
+ * outlive the call.
  */
 enum fp8pipe_status out_draft_submit(struct draft *draft, const struct fp8pipe_quantized *out,
                                      int64_t rows, int64_t cols, struct op_out *payload,

@@ -87,8 +87,8 @@ void scaling_layout(struct scaling_state *state, unsigned char *data,
 bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue);
 
 /* How one quantize of a slot finds its scale, and what it reports: fills format, numerator, scale,
- * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the tensor's
- * own amax may be needed: the caller launches the pass for it. */
+ * has_scale, extremes and, if `fold`, amax. own_amax is set, and the word zeroed, where the
+ * tensor's own amax may be needed: the caller launches the pass for it. */
 enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slot, bool fold,
                                    struct issue *issue, struct fp8pipe_quantize_target *target);
 
@@ -96,7 +96,7 @@ enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slo
 enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_t *skip_if,
                                    struct issue *issue, fp8pipe_ticket ticket);
 enum fp8pipe_status scaling_skip(struct fp8pipe_scaling *scaling, struct issue *issue);
-/* Copies the device state to a pinned image of image_bytes, or its first moving_bytes from one. */
+/* Copies the device state to a pinned image of image_bytes, its first moving_bytes back. */
 enum fp8pipe_status scaling_read(struct fp8pipe_scaling *scaling, void *image, struct issue *issue);
 enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *image,
                                   struct issue *issue);

@@ -14,9 +14,9 @@
 #include "tensor.h"
 
 /*
- * The target of an op's values [rows, cols]; `flags` are the op's. Allocates the filling and partial
- * sums. Without a filling the target has no outputs. With rows or cols 0 the filling is filled here:
- * the kernel is then not to be launched.
+ * The target of an op's values [rows, cols]; `flags` are the op's. Allocates the filling and
+ * partial sums. Without a filling the target has no outputs. With rows or cols 0 the filling is
+ * filled here: the kernel is then not to be launched.
  */
 enum fp8pipe_status target_begin(struct issue *issue, const struct op_out *out, uint8_t flags,
                                  int64_t rows, int64_t cols,

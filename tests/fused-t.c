@@ -1,7 +1,7 @@
 /*
- * Guards fp8pipe_tensor_call and fp8pipe_quantize_host: what they fill is what fp8pipe_tensor_quantize
- * of the same values fills, bit for bit; their functions are run as promised; arguments are copied.
- * Of the host backend; functors on CUDA have a test of their own.
+ * Guards fp8pipe_tensor_call and fp8pipe_quantize_host: what they fill is what a
+ * fp8pipe_tensor_quantize of the same values fills, bit for bit; their functions are run as
+ * promised; arguments are copied. Of the host backend; functors on CUDA have a test of their own.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -281,7 +281,7 @@ static void functions(enum fp8pipe_mode how)
     op.out.tensor = side.tensor;
     op.out.slot = 0;
 
-    /* Failure: of fn, of one that gives nothing, of no status; what reads the tensor is cancelled. */
+    /* Failure: of fn, of one that gives nothing, of no status: its readers are cancelled. */
     probe.result = FP8PIPE_ENOMEM;
     must(fp8pipe_tensor_call(pipe, &op, &failed));
     status = fp8pipe_tensor_read(side.tensor, &read, &ticket);
