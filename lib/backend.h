@@ -100,7 +100,7 @@ struct gemm_args {
     const void *residual; /* NULL, or [m, n] of D's dtype, apart from D */
     int64_t residual_stride;
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
-    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to */
+    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to, rounded */
     int64_t pre_stride;
     const float *d_scale; /* device; not NULL: D is FP8 of d_format, d_dtype is not read */
     enum fp8pipe_format d_format;

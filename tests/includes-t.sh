@@ -46,7 +46,7 @@ find lib kernels include examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh
 # RULE MESSAGE for every include that breaks one, and an "edge FROM TO" for each arrow.
 printf '%s' "$layers" | awk -v includes="$work/includes" '
 function module_of(path) {
-    if (path ~ /^include\/|^fp8pipe(_[a-z]+)?\.h$/) return "public"
+    if (path ~ /^include\/|^fp8pipe[a-z_]*\.(h|cuh)$/) return "public"
     if (path ~ /^kernels\//) return "kernels"
     sub(/^lib\//, "", path)
     if (path ~ /^host\//) return "host"
