@@ -7,7 +7,7 @@
 
 #include "bench_pass.h"
 
-/* The loss changes by about this part of itself: far above its rounding, far below its curvature. */
+/* The loss changes by about this part of itself: far above its rounding, below its curvature. */
 #define CHANGE 1e-3
 #define STEP_MOST 1e-2
 

@@ -1,7 +1,7 @@
 /*
  * Is the backward right? Compares the gradients of a float32 model with finite differences of its
- * loss, for each parameter of each block along a direction of its own. For small models: two passes a
- * parameter.
+ * loss, for each parameter of each block along a direction of its own. For small models: two
+ * passes a parameter.
  */
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H

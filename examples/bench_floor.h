@@ -18,8 +18,8 @@ struct bench_floor {
 };
 
 /*
- * Measures it for the shapes and data types of `options`, whose model may be gone by then: this takes
- * memory of its own. With --tune the GEMMs are tuned first.
+ * Measures it for the shapes and data types of `options`, whose model may be gone by then: this
+ * takes memory of its own. With --tune the GEMMs are tuned first.
  */
 void bench_floor_measure(struct bench_chain *chain, const struct bench_options *options,
                          enum fp8pipe_backend backend, struct bench_floor *floor);

@@ -2,13 +2,14 @@
  * What dit_bench's model does between its linear layers, and around them.
  *
  * bench_values_call is the function of a fp8pipe_tensor_call: the values of a few lines of
- * arithmetic, quantized on the way, on CUDA as functors over fp8pipe_quantize.cuh (bench_kernels.cu)
- * and on the host as functions of a row (bench_kernels_host.c). bench_call is that of a fp8pipe_call:
- * random numbers, loss, checks, marks. Both take their argument as a copy (arg_bytes), so it needs to
- * live only until the submit returns.
+ * arithmetic, quantized on the way, on CUDA as functors over fp8pipe_quantize.cuh
+ * (bench_kernels.cu) and on the host as functions of a row (bench_kernels_host.c). bench_call is
+ * that of a fp8pipe_call: random numbers, loss, checks, marks. Both take their argument as a copy
+ * (arg_bytes), so it needs to live only until the submit returns.
  *
- * CUDA and host compute the same, sums up to their order. Sums are made in a fixed order.
- * All matrices of one op have one dtype, BF16, or FP32 where nothing is quantized; H is the width of the model, a multiple of 8.
+ * CUDA and host compute the same, sums up to their order. Sums are made in a fixed order. All
+ * matrices of one op have one dtype, BF16, or FP32 where nothing is quantized; H is the width of
+ * the model, a multiple of 8.
  */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H
@@ -24,8 +25,8 @@ extern "C" {
 enum bench_values_kind { BENCH_MODULATE, BENCH_ADD, BENCH_PAD, BENCH_MODULATE_BACKWARD };
 
 /*
- * values = shift * u, u = x * r, v = shift * r, r = 1 / scale: that is shift * x / scale, and what its
- * backward needs of its operands. All [T, H]; out may be x; u and v NONE: not kept.
+ * values = shift * u, u = x * r, v = shift * r, r = 1 / scale: that is shift * x / scale, and what
+ * its backward needs of its operands. All [T, H]; out may be x; u and v NONE: not kept.
  */
 struct bench_modulate_args {
     struct fp8pipe_matrix x;
@@ -51,8 +52,8 @@ struct bench_pad_args {
 };
 
 /*
- * values [T, cols] = [g * u | -(g * u) * v | 0], cols >= 2 H: the gradient of the modulation, with u
- * and v as above; out [T, cols] or NONE. dx [T, H] = g * v, apart from the others.
+ * values [T, cols] = [g * u | -(g * u) * v | 0], cols >= 2 H: the gradient of the modulation, with
+ * u and v as above; out [T, cols] or NONE. dx [T, H] = g * v, apart from the others.
  */
 struct bench_modulate_backward_args {
     struct fp8pipe_matrix g;
@@ -100,8 +101,8 @@ struct bench_fill_args {
 };
 
 /*
- * *loss = mean((prediction - target)^2) in float64; grad (NONE, or as prediction, which it may be) =
- * 2 (prediction - target) / count. partials: BENCH_LOSS_PARTS numbers of scratch.
+ * *loss = mean((prediction - target)^2) in float64; grad (NONE, or as prediction, which it may be)
+ * = 2 (prediction - target) / count. partials: BENCH_LOSS_PARTS numbers of scratch.
  */
 struct bench_loss_args {
     struct fp8pipe_matrix prediction;

@@ -1,6 +1,6 @@
 /*
- * Where dit_bench's model has its matrices: all of them in one allocation, some of them one after the
- * other in the same place. Needs no pipe, so that sizes are known before anything is allocated.
+ * Where dit_bench's model has its matrices: all of them in one allocation, some of them one after
+ * the other in the same place. Needs no pipe, so that sizes are known before anything is allocated.
  */
 #ifndef BENCH_LAYOUT_H
 #define BENCH_LAYOUT_H

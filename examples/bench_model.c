@@ -38,7 +38,7 @@ static void fill_parameter(struct bench_chain *chain, const struct fp8pipe_param
     fill(chain, parameter->second, 0, 0.0f, 0.0f);
 }
 
-/* The layer, its parameters set; staging: for FP8 inference, which keeps its weight in FP8 alone. */
+/* The layer, its parameters set. staging: for FP8 inference, which keeps weights in FP8 alone. */
 static void create_layer(struct bench_chain *chain, struct bench_model *model, int64_t index,
                          enum bench_layer layer, void *staging)
 {

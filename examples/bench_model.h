@@ -11,8 +11,9 @@
  *   out = x3 + mlp2(mlp1(x3))                   H -> r H -> H, with bias
  *
  * In FP8 one bf16 matrix goes through all blocks, each overwriting it. The modulation quantizes it
- * itself, what is written to it afterwards is quantized on the way, and mlp1 gives FP8 right away. Training keeps the quantized inputs and, of the modulation, u = x / scale and v =
- * shift / scale. In bf16 and float32 training keeps the inputs as matrices.
+ * itself, what is written to it afterwards is quantized on the way, and mlp1 gives FP8 right away.
+ * Training keeps the quantized inputs and, of the modulation, u = x / scale and v = shift / scale.
+ * In bf16 and float32 training keeps the inputs as matrices.
  */
 #ifndef BENCH_MODEL_H
 #define BENCH_MODEL_H

@@ -67,7 +67,7 @@ static const struct option known[] = {
      "load tuned GEMMs from this file; with --tune write them into it"},
     {"--json", KIND_TEXT, AT(json), 0, 0, NULL, "write the numbers to this file"},
     {"--profile", KIND_TEXT, AT(profile), 0, 0, NULL,
-     "write a trace of the last timed iteration to this file"},
+     "write a trace of one more iteration to this file"},
     {"--floor", KIND_FLAG, AT(floor), 0, 0, NULL,
      "also time the bare GEMMs and a copy, and give the ratio to what they allow"},
     {"--loss_run", KIND_NUMBER, AT(loss_run), 1, 1000000, NULL,

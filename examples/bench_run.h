@@ -34,7 +34,7 @@ struct bench_result {
     struct bench_floor floor;
 };
 
-/* The timed iterations, and with --profile one more under a trace. opened_ns: when the run began. */
+/* The timed iterations, and with --profile one more in a trace. opened_ns: when the run began. */
 void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64_t opened_ns,
                      struct bench_result *result);
 

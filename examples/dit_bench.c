@@ -1,7 +1,7 @@
 /*
- * The toy diffusion transformer of a public report, timed: its forward pass, or whole training steps
- * with AdamW, with its linear layers in FP8, bf16 or float32 and all that lies between them fused
- * with the quantizes. See --help.
+ * The toy diffusion transformer of a public report, timed: its forward pass, or whole training
+ * steps with AdamW, with its linear layers in FP8, bf16 or float32 and all that lies between them
+ * fused with the quantizes. See --help.
  *
  * Exit status: 0; 1 if the run failed, or was not finite, or its gradients are wrong; 2 if it was
  * refused before it began.
