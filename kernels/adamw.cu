@@ -210,8 +210,8 @@ static __device__ __forceinline__ int codes_chunk(int col, int chunk)
 /* The codes of a quad; those beyond `count` are 0. */
 static __device__ __forceinline__ uint32_t quad_codes(float4 x, float scale, int count)
 {
-    const uint32_t codes = fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
-                           fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
+    const uint32_t codes = fp8pipe_cuda::detail::fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
+                           fp8pipe_cuda::detail::fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
                                << 16;
 
     return count >= QUAD ? codes : codes & ((1u << (8 * count)) - 1);
@@ -233,7 +233,7 @@ static __device__ __forceinline__ void codes_put(codes_tile &tile, int turn,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t out[4];
 
-    bytes_transpose(out, codes[0], codes[1], codes[2], codes[3]);
+    fp8pipe_cuda::detail::bytes_transpose(out, codes[0], codes[1], codes[2], codes[3]);
 #pragma unroll
     for (int i = 0; i < QUAD; i++)
         words[codes_chunk(lane * QUAD + i, warp) * 4 + turn] = out[i];

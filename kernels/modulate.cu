@@ -167,7 +167,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
             sums.put(tile_thread_col(), tile_group(), four);
         __syncthreads();
         if (target.transposed != NULL)
-            transposed.write<BLOCK_THREADS>(target.transposed, target.transposed_stride, tile_row,
+            transposed.write<BLOCK_THREADS, false>(target.transposed, target.transposed_stride, tile_row,
                                             tile_col, args.cols);
         if (target.partials != NULL)
             partials_write(sums, target.partials, args.rows, args.cols, tile_row, tile_col);

@@ -437,7 +437,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
                     tile.sums[sum].put(tile_thread_col(), tile_group(), sums.of[sum]);
             __syncthreads();
             if (writes && target.transposed != NULL)
-                tile.transposed.write<BLOCK_THREADS>(target.transposed, target.transposed_stride,
+                tile.transposed.write<BLOCK_THREADS, false>(target.transposed, target.transposed_stride,
                                                      tile_row, tile_col, args.cols);
             for (int i = threadIdx.x; i < SUMS * HALVES * TILE_COLS; i += BLOCK_THREADS) {
                 const int c = i % TILE_COLS, part = i / TILE_COLS % HALVES;
