@@ -38,8 +38,7 @@ template <class ROWS, class TILES, int HINT> struct variant {
 
     FP8PIPE_DEVICE loaded load(const fp8pipe_cuda::place &at) const
     {
-        const uint4 w =
-            hinted_load<HINT>(detail::view_at<FP8PIPE_BF16, true>(x.x, at.row, at.col));
+        const uint4 w = hinted_load<HINT>(detail::view_at<FP8PIPE_BF16, true>(x.x, at.row, at.col));
         return {{w.x, w.y, w.z, w.w}};
     }
     FP8PIPE_DEVICE fp8pipe_cuda::values compute(const fp8pipe_cuda::place &at,
@@ -65,8 +64,8 @@ template <class ROWS, class TILES, int HINT>
 static int run(const struct kernel_quantize_args *args, cudaStream_t stream)
 {
     typedef variant<ROWS, TILES, HINT> functor;
-    const detail::job<functor> job = {
-        quantize_target(*args), {{detail::view_of<FP8PIPE_BF16>(args->x, "x")}}};
+    const detail::job<functor> job = {quantize_target(*args),
+                                      {{detail::view_of<FP8PIPE_BF16>(args->x, "x")}}};
 
     if (!detail::is_whole(job.target, job.functor.x) || args->format != FP8PIPE_E4M3)
         return (int)cudaErrorInvalidValue;
@@ -101,13 +100,13 @@ static const entry rows_entries[QUANTIZE_ROW_VARIANTS] = {
                 hint>                                                                              \
     }
 static const entry tiles_entries[QUANTIZE_TILE_VARIANTS] = {
-    TILES(4, 8, 4, 1, 1, false, NORMAL),       TILES(4, 8, 4, 4, 1, false, NORMAL),
-    TILES(4, 8, 4, 16, 1, false, NORMAL),      TILES(4, 8, 4, 64, 1, false, NORMAL),
-    TILES(4, 8, 5, 8, 1, false, NORMAL),       TILES(4, 16, 2, 1, 1, false, NORMAL),
-    TILES(4, 16, 2, 8, 1, false, NORMAL),      TILES(8, 16, 3, 1, 1, false, NORMAL),
-    TILES(8, 16, 3, 8, 1, false, NORMAL),      TILES(8, 8, 6, 8, 1, false, NORMAL),
-    TILES(4, 8, 4, 8, 4, true, NORMAL),        TILES(4, 16, 2, 8, 4, true, NORMAL),
-    TILES(4, 8, 4, 8, 1, false, NO_ALLOCATE),  TILES(8, 16, 3, 8, 1, false, NO_ALLOCATE),
+    TILES(4, 8, 4, 1, 1, false, NORMAL),      TILES(4, 8, 4, 4, 1, false, NORMAL),
+    TILES(4, 8, 4, 16, 1, false, NORMAL),     TILES(4, 8, 4, 64, 1, false, NORMAL),
+    TILES(4, 8, 5, 8, 1, false, NORMAL),      TILES(4, 16, 2, 1, 1, false, NORMAL),
+    TILES(4, 16, 2, 8, 1, false, NORMAL),     TILES(8, 16, 3, 1, 1, false, NORMAL),
+    TILES(8, 16, 3, 8, 1, false, NORMAL),     TILES(8, 8, 6, 8, 1, false, NORMAL),
+    TILES(4, 8, 4, 8, 4, true, NORMAL),       TILES(4, 16, 2, 8, 4, true, NORMAL),
+    TILES(4, 8, 4, 8, 1, false, NO_ALLOCATE), TILES(8, 16, 3, 8, 1, false, NO_ALLOCATE),
 };
 
 int quantize_rows_variant(int variant, const struct kernel_quantize_args *args,

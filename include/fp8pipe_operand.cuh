@@ -51,10 +51,10 @@ enum { UNIT = 8 };
 /* Which unit of the target: columns col .. col+7 of a row, of which the first `count` exist. */
 struct place {
     int64_t row;
-    int64_t col;  /* a multiple of UNIT */
-    int count;    /* 1 to UNIT */
-    bool writes;  /* false in the pass in front, which finds the amax alone: stores do nothing */
-    bool whole;   /* count is UNIT, and the functor has said that all of its accesses are aligned */
+    int64_t col; /* a multiple of UNIT */
+    int count;   /* 1 to UNIT */
+    bool writes; /* false in the pass in front, which finds the amax alone: stores do nothing */
+    bool whole;  /* count is UNIT, and the functor has said that all of its accesses are aligned */
 };
 
 struct values {
@@ -151,9 +151,9 @@ template <int DTYPE> FP8PIPE_DEVICE void store_some(void *p, const raw<DTYPE> &u
 #pragma unroll
     for (int i = 0; i < UNIT; i++)
         if (i < count)
-            to[i] = (typename element<DTYPE>::bits)(
-                DTYPE == FP8PIPE_FP32 ? u.word[i % raw<DTYPE>::WORDS]
-                                      : u.word[i / 2] >> (i % 2 * 16) & 0xffffu);
+            to[i] = (typename element<DTYPE>::bits)(DTYPE == FP8PIPE_FP32
+                                                        ? u.word[i % raw<DTYPE>::WORDS]
+                                                        : u.word[i / 2] >> (i % 2 * 16) & 0xffffu);
 }
 
 /* A matrix as the device sees it. What stands for all rows has a stride of 0. */
@@ -237,8 +237,8 @@ template <int DTYPE> inline bool view_whole(const view &v, int64_t offset)
            v.stride * bytes <= UINT32_MAX;
 }
 
-/* The unit at row, col; what lies beyond v.cols is 0. `whole`, best known to the compiler, says that
- * nothing does, and what view_whole() says. */
+/* The unit at row, col + offset; what lies beyond v.cols is 0. `whole`, best known to the compiler:
+ * nothing does, and view_whole() is true. */
 template <int DTYPE>
 FP8PIPE_DEVICE raw<DTYPE> view_load(const view &v, int64_t row, int64_t col, int64_t offset,
                                     bool whole)

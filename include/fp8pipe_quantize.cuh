@@ -28,8 +28,12 @@
  * A functor is copied into the kernel's arguments (a few hundred bytes are fine). load() only
  * loads: the kernel issues the loads of several rows before it computes the first. compute() gives
  * the unit's values and may store to result<>s; what it gives beyond at.count does not count. Both
- * are called once for each unit, in any order; in the pass in front (see quantize()) once more, with
- * at.writes false. Float arithmetic is the functor's own: -fmad=false gives the host's bits.
+ * are called once for each unit, in any order; in the pass in front (see quantize()) once more,
+ * with at.writes false. Float arithmetic is the functor's own: -fmad=false gives the host's bits.
+ *
+ * A functor may have a member `bool aligned() const`, host code: true if aligned() of all of its
+ * operands and results is, for every col_offset that it uses. The kernel then has no code for
+ * misaligned rows, which is a little faster.
  */
 #ifndef FP8PIPE_QUANTIZE_CUH
 #define FP8PIPE_QUANTIZE_CUH

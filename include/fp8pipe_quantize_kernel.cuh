@@ -4,9 +4,9 @@
  *
  * Values v [rows, cols], float32, computed by a functor F in units of 8 columns. FP8 rows and
  * transposed rows are 16-byte aligned with strides that are multiples of 16 bytes, padding written
- * as zeros. Scaling rule: code = cast(v * scale), one scale for all, read or made on the device from
- * *has_scale, *scale and *own_amax; *scale_inv = 1 / scale. The amax is the largest of the bits of
- * |v|, one atomicMax a block. Sums over 64 rows are made in one fixed order.
+ * as zeros. Scaling rule: code = cast(v * scale), one scale for all, read or made on the device
+ * from *has_scale, *scale and *own_amax; *scale_inv = 1 / scale. The amax is the largest of the
+ * bits of |v|, one atomicMax a block. Sums over 64 rows are made in one fixed order.
  *
  * Two main kernels. Rows: a block of up to 256 threads, each with one unit of 4 rows, for what only
  * streams. Tiles: 128 rows by 64 or 128 columns, for what transposes or sums.
@@ -33,13 +33,13 @@ inline namespace unchecked
 namespace detail
 {
 enum {
-    ROW_UNITS = 128,    /* the widest block of the rows kernels */
+    ROW_UNITS = 128, /* the widest block of the rows kernels */
     ROW_THREADS = 256,
     TILE_HEIGHT = 128,
-    SUM_HEIGHT = 64,    /* rows of one partial sum */
-    SLAB = 16,          /* rows that one warp sums */
-    GRID_MAX = 65535,   /* in y and z */
-    NO_FORMAT = -1      /* no FP8 output */
+    SUM_HEIGHT = 64,  /* rows of one partial sum */
+    SLAB = 16,        /* rows that one warp sums */
+    GRID_MAX = 65535, /* in y and z */
+    NO_FORMAT = -1    /* no FP8 output */
 };
 
 /* ---- Tuning ------------------------------------------------------------------------------- */
@@ -151,7 +151,7 @@ static FP8PIPE_DEVICE float target_scale(const fp8pipe_quantize_target &t)
 static FP8PIPE_DEVICE void publish_scale(const fp8pipe_quantize_target &t)
 {
     if (t.scale_inv != NULL &&
-        (blockIdx.x | blockIdx.y | threadIdx.x | threadIdx.y) == 0)
+        (blockIdx.x | blockIdx.y | blockIdx.z | threadIdx.x | threadIdx.y) == 0)
         *t.scale_inv = __fdiv_rn(1.0f, target_scale(t));
 }
 
@@ -356,7 +356,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
                 [&](int i, bool exists, const place &at, const typename F::loaded &in) {
                     values v;
 
-                    /* Read after the loads are on their way; all but the first time from a cache. */
+                    /* Read after the loads are on their way; later from a cache. */
                     if (FORMAT != NO_FORMAT && i == 0)
                         scale = target_scale(t);
                     if (!exists)
@@ -569,7 +569,7 @@ FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &threa
 /* blockIdx: row of tiles in its group, column of tiles, group. */
 template <class F, int FORMAT, bool SUMS, bool EXTREMES, bool WHOLE, class SHAPE>
 static __global__ void
-__launch_bounds__(SHAPE::THREADS, WHOLE &&!EXTREMES ? SHAPE::BLOCKS : (SHAPE::BLOCKS + 1) / 2)
+__launch_bounds__(SHAPE::THREADS, WHOLE && !EXTREMES ? SHAPE::BLOCKS : (SHAPE::BLOCKS + 1) / 2)
     tiles_kernel(const __grid_constant__ job<F> job)
 {
     enum { ROWS = SHAPE::ROWS, FLIGHT = SHAPE::FLIGHT, WIDTH = SHAPE::WIDTH };
@@ -714,8 +714,8 @@ inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
 
     if (across > GRID_MAX)
         return cudaErrorInvalidValue;
-    g.grid = dim3((unsigned)group, (unsigned)across,
-                  (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
+    g.grid =
+        dim3((unsigned)group, (unsigned)across, (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
     g.block = dim3(shape::THREADS);
     if (t.extremes != NULL)
         return launch_job<F>(tiles_kernel<F, FORMAT, true, true, WHOLE, shape>, g, job, stream);
@@ -743,8 +743,8 @@ template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, c
 
     if (t.row == NULL && t.transposed == NULL && t.partials == NULL && t.amax == NULL &&
         t.extremes == NULL)
-        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>, rows_geometry(t.rows, t.cols, tuning<F>::rows::ROWS),
-                             job, stream);
+        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>,
+                             rows_geometry(t.rows, t.cols, tuning<F>::rows::ROWS), job, stream);
     switch (t.format) {
     case FP8PIPE_E4M3:
         return run_format<F, FP8PIPE_E4M3, WHOLE>(job, stream);
@@ -767,7 +767,7 @@ template <class F> inline bool is_whole(const fp8pipe_quantize_target &target, c
 template <class F>
 inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, cudaStream_t stream)
 {
-    struct job<F> job = {target, functor};
+    const job<F> work{target, functor};
 
     if (target.rows == 0 || target.cols == 0) {
         void *args[] = {(void *)&target};
@@ -778,8 +778,8 @@ inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, 
     }
     if constexpr (alignment<F>::KNOWN)
         if (is_whole(target, functor))
-            return run_whole<F, true>(job, stream);
-    return run_whole<F, false>(job, stream);
+            return run_whole<F, true>(work, stream);
+    return run_whole<F, false>(work, stream);
 }
 
 /* The amax of the values into *to, unless *skip_if (may be NULL) is set. */
@@ -787,8 +787,8 @@ template <class F>
 inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &functor,
                             const int32_t *skip_if, uint32_t *to, cudaStream_t stream)
 {
-    struct job<F> job = {target, functor};
-    void *args[] = {(void *)&job, (void *)&skip_if, (void *)&to};
+    const job<F> work{target, functor};
+    void *args[] = {(void *)&work, (void *)&skip_if, (void *)&to};
     const geometry g = rows_geometry(target.rows, target.cols, tuning<F>::rows::ROWS);
 
     if (target.rows == 0 || target.cols == 0)

@@ -61,10 +61,9 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
     if (args->rows == 0 || args->cols == 0)
         return 0;
     const int64_t down = kernel_divide_up(args->out_stride, TRANSPOSE_ROWS);
-    geometry.grid = dim3((unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
-                         (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX
-                                        ? down
-                                        : fp8pipe_cuda::detail::GRID_MAX));
+    geometry.grid = dim3(
+        (unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
+        (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX ? down : fp8pipe_cuda::detail::GRID_MAX));
     geometry.block = dim3(BLOCK_THREADS);
     return kernel_launch(transpose_kernel, geometry, *args, stream);
 }

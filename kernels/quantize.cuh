@@ -1,6 +1,6 @@
 /*
- * A matrix as a functor of fp8pipe_quantize.cuh: its values are its elements. What the library's own
- * quantize, amax and partials run.
+ * A matrix as a functor of fp8pipe_quantize.cuh: its values are its elements. What the library's
+ * own quantize, amax and partials run.
  */
 #ifndef KERNELS_QUANTIZE_CUH
 #define KERNELS_QUANTIZE_CUH
@@ -20,8 +20,7 @@ template <int DTYPE> struct identity {
     {
         return fp8pipe_cuda::detail::view_load<DTYPE>(x, at.row, at.col, 0, at.whole);
     }
-    FP8PIPE_DEVICE fp8pipe_cuda::values compute(const fp8pipe_cuda::place &,
-                                                const loaded &in) const
+    FP8PIPE_DEVICE fp8pipe_cuda::values compute(const fp8pipe_cuda::place &, const loaded &in) const
     {
         return fp8pipe_cuda::widen(in);
     }

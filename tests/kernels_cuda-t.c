@@ -69,11 +69,12 @@ struct quantize_case {
     float scale; /* else this one */
     uint32_t own_amax;
     float numerator;
+    bool extremes;
 };
 
 /* Memory of one quantize, both sides; the args of each. */
 struct quantize_twin {
-    struct twin row, transposed, partials, words;
+    struct twin row, transposed, partials, words, extremes;
     struct kernel_quantize_args host, device;
 };
 
@@ -93,6 +94,9 @@ static struct quantize_twin quantize_twin_make(const struct twin_matrix *x,
     q.transposed = twin_make(c->transposed ? (size_t)(m->cols * transposed_stride) : 0);
     q.partials = twin_make(c->partials ? (size_t)(parts * m->cols) * sizeof(float) : 0);
     q.words = twin_make(5 * sizeof(float));
+    q.extremes = twin_make(2 * sizeof(uint64_t));
+    ((uint64_t *)twin_host(&q.extremes))[0] = UINT64_C(0xffffffff);
+    ((uint64_t *)twin_host(&q.extremes))[1] = UINT64_C(0x1ffffffff);
     words = twin_host(&q.words);
     words[0] = c->scale;
     words[1] = float_from_bits(c->own ? 0 : 7); /* has_scale */
@@ -102,6 +106,7 @@ static struct quantize_twin quantize_twin_make(const struct twin_matrix *x,
     twin_upload(&q.transposed);
     twin_upload(&q.partials);
     twin_upload(&q.words);
+    twin_upload(&q.extremes);
     for (int side = 0; side < 2; side++) {
         void *(*at)(const struct twin *) = side == 0 ? twin_host : twin_device;
         struct kernel_quantize_args *args = side == 0 ? &q.host : &q.device;
@@ -120,6 +125,7 @@ static struct quantize_twin quantize_twin_make(const struct twin_matrix *x,
         args->transposed = c->transposed ? at(&q.transposed) : NULL;
         args->transposed_stride = c->transposed ? transposed_stride : 0;
         args->partials = c->partials ? at(&q.partials) : NULL;
+        args->extremes = c->extremes ? at(&q.extremes) : NULL;
     }
     return q;
 }
@@ -130,6 +136,7 @@ static void quantize_twin_free(struct quantize_twin *q)
     twin_free(&q->transposed);
     twin_free(&q->partials);
     twin_free(&q->words);
+    twin_free(&q->extremes);
 }
 
 static bool quantize_agrees(const struct twin_matrix *x, enum fp8pipe_format format,
@@ -141,7 +148,8 @@ static bool quantize_agrees(const struct twin_matrix *x, enum fp8pipe_format for
     kernel_quantize_host(&q.host);
     launched(kernel_quantize_cuda(&q.device, NULL), "quantize");
     equal = twin_equal(&q.row, "row-wise bytes") & twin_equal(&q.transposed, "transposed bytes") &
-            twin_equal(&q.words, "scale, has_scale, own amax, scale_inv, amax");
+            twin_equal(&q.words, "scale, has_scale, own amax, scale_inv, amax") &
+            twin_equal(&q.extremes, "saturated, flushed");
     if (c->partials)
         equal &= partials_agree(&x->host, &q.partials);
     if (!equal)
@@ -154,8 +162,10 @@ static bool quantize_agrees(const struct twin_matrix *x, enum fp8pipe_format for
     return equal;
 }
 
-static const struct quantize_case all_wanted = {true, true, true, true, false, 3.0f, 0, 448.0f};
-static const struct quantize_case row_wanted = {true, false, true, false, false, 1.0f, 0, 448.0f};
+static const struct quantize_case all_wanted = {true, true, true,   true, false,
+                                                3.0f, 0,    448.0f, false};
+static const struct quantize_case row_wanted = {true, false, true,   false, false,
+                                                1.0f, 0,     448.0f, false};
 
 static void test_quantize_random(enum fp8pipe_dtype dtype, enum fp8pipe_format format)
 {
@@ -173,7 +183,8 @@ static void test_quantize_random(enum fp8pipe_dtype dtype, enum fp8pipe_format f
                                   test_random(&rng) % 2,
                                   (float)exp2((double)test_random_range(&rng, -8, 12) + 0.3),
                                   float_bits((float)exp2(test_random_range(&rng, -8, 12) + 0.4)),
-                                  format == FP8PIPE_E4M3 ? 448.0f : 57344.0f};
+                                  format == FP8PIPE_E4M3 ? 448.0f : 57344.0f,
+                                  test_random(&rng) % 2};
 
         equal &= quantize_agrees(&x, format, &c);
         twin_free(&x.memory);
@@ -196,6 +207,13 @@ static void test_quantize_edges(enum fp8pipe_dtype dtype, enum fp8pipe_format fo
             twin_matrix_fill(&x, &rng, DATA_NORMAL);
             equal &= quantize_agrees(&x, format, &all_wanted);
             equal &= quantize_agrees(&x, format, &row_wanted);
+            for (int k = 0; k < 2; k++) {
+                struct quantize_case counted = k ? all_wanted : row_wanted;
+
+                counted.extremes = true;
+                counted.scale = 0x1p+9f;
+                equal &= quantize_agrees(&x, format, &counted);
+            }
             twin_free(&x.memory);
         }
     ok(equal, "quantize %s to %s: sizes around those of units and tiles", test_dtype_name(dtype),
@@ -223,7 +241,11 @@ static void test_quantize_values(enum fp8pipe_dtype dtype, enum fp8pipe_format f
 
         c.scale = scales[i];
         equal &= quantize_agrees(&x, format, &c);
+        c.extremes = true;
+        equal &= quantize_agrees(&x, format, &c);
         c.transposed = true;
+        equal &= quantize_agrees(&x, format, &c);
+        c.extremes = false;
         equal &= quantize_agrees(&x, format, &c);
     }
     ok(equal, "quantize %s to %s: every value, every exponent, ties, inf, NaN",
@@ -243,7 +265,7 @@ static void test_quantize_scales(void)
     twin_matrix_fill(&none, &rng, DATA_NORMAL);
     for (int i = 0; i < 10; i++)
         for (int own = 0; own < 2; own++) {
-            struct quantize_case c = {true, true, true, false, own, 0.3f, amax[i], 448.0f};
+            struct quantize_case c = {true, true, true, false, own, 0.3f, amax[i], 448.0f, false};
 
             equal &= quantize_agrees(&x, FP8PIPE_E4M3, &c);
             c.numerator = 57344.0f * 0x1p-64f;

@@ -220,6 +220,7 @@ struct quantize_case {
     uint32_t amax;
     uint32_t amax_before;
     float want_scale;
+    uint64_t extremes[2];
 };
 
 static void scale_choose(struct quantize_case *test)
@@ -272,6 +273,9 @@ static void quantize_make(struct quantize_case *test)
     test->args.transposed = test_random_range(&rng, 0, 2) ? test->transposed.start : NULL;
     test->args.partials = test_random_range(&rng, 0, 1) ? (float *)test->partials.start : NULL;
     test->args.amax = test_random_range(&rng, 0, 2) ? &test->amax : NULL;
+    test->extremes[0] = UINT64_C(0xffffffff);
+    test->extremes[1] = 7;
+    test->args.extremes = test_random_range(&rng, 0, 1) ? test->extremes : NULL;
     scale_choose(test);
 }
 
@@ -295,6 +299,28 @@ static uint8_t quantized(const struct quantize_case *test, int64_t row, int64_t 
     return fp8_from_float(get(x, row, col) * test->want_scale, test->args.format);
 }
 
+/* Counted from the codes' definition: beyond the largest, or closer to zero than to the least. */
+static int wrong_extremes(const struct quantize_case *test)
+{
+    const struct fp8pipe_matrix *x = &test->args.x;
+    const bool e5m2 = test->args.format == FP8PIPE_E5M2;
+    const double most = e5m2 ? 57344.0 : 448.0;
+    const double least = e5m2 ? 0x1p-16 : 0x1p-9;
+    uint64_t saturated = UINT64_C(0xffffffff), flushed = 7;
+
+    for (int64_t row = 0; test->args.extremes != NULL && row < x->rows; row++) {
+        for (int64_t col = 0; col < x->cols; col++) {
+            float value = get(x, row, col);
+            float scaled = value * test->want_scale;
+
+            saturated += fabs((double)scaled) > most;
+            flushed +=
+                !same(value, 0.0f) && !same(value, -0.0f) && fabs((double)scaled) <= least / 2;
+        }
+    }
+    return (test->extremes[0] != saturated) + (test->extremes[1] != flushed);
+}
+
 static int quantize_wrong(const struct quantize_case *test)
 {
     const struct kernel_quantize_args *args = &test->args;
@@ -304,6 +330,7 @@ static int quantize_wrong(const struct quantize_case *test)
 
     wrong += !same(test->scale_inv, 1.0f / test->want_scale);
     wrong += test->amax != amax;
+    wrong += wrong_extremes(test);
     for (int64_t row = 0; row < x->rows; row++) {
         for (int64_t col = 0; args->row != NULL && col < args->row_stride; col++) {
             wrong += test->row.start[row * args->row_stride + col] != quantized(test, row, col);
