@@ -4,6 +4,12 @@
 #include "function.h"
 #include "out_draft.h"
 
+/* The longest argument fits beside the longest lists. */
+_Static_assert(offsetof(struct op, u) + sizeof(struct op_tensor_call) + FP8PIPE_ARG_MAX +
+                       sizeof(uint64_t) * (DRAFT_NAMED + DRAFT_ORDER + DRAFT_ENDED) <=
+                   RING_ENTRY_BYTES_MAX,
+               "a tensor_call fits into an entry of the ring");
+
 static enum fp8pipe_status check_tensor_call(const struct fp8pipe_tensor_call_op *op)
 {
     struct fp8pipe_matrix shape = {
