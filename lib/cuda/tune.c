@@ -380,8 +380,8 @@ static enum fp8pipe_status bench_wait(struct bench *bench)
                : cuda_fail(error, FP8PIPE_EDEVICE, "cudaStreamSynchronize", "a GEMM to be timed");
 }
 
-/* Microseconds a run. The kernels are loaded: to load one may wait for the device, and so for the
- * gate. */
+/* Microseconds a run, set on success only. The kernels are loaded: to load one may wait for the
+ * device, and so for the gate. */
 static enum fp8pipe_status bench_round(struct bench *bench, struct plan *plan, int runs, double *us)
 {
     cudaStream_t native = bench->stream->native;
@@ -399,12 +399,14 @@ static enum fp8pipe_status bench_round(struct bench *bench, struct plan *plan, i
     }
     sem_post(&bench->gate);
     waited = bench_wait(bench);
-    if (error == cudaSuccess && status == FP8PIPE_OK && waited == FP8PIPE_OK)
+    if (waited != FP8PIPE_OK || status != FP8PIPE_OK)
+        return waited != FP8PIPE_OK ? waited : status;
+    if (error == cudaSuccess)
         error = cudaEventElapsedTime(&ms, bench->start, bench->stop);
     if (error != cudaSuccess)
         return cuda_fail(error, FP8PIPE_ELAUNCH, "cudaEventRecord", "a GEMM to be timed");
     *us = (double)ms * 1000.0 / runs;
-    return waited != FP8PIPE_OK ? waited : status;
+    return FP8PIPE_OK;
 }
 
 static int by_value(const void *a, const void *b)
