@@ -27,12 +27,12 @@ struct fp8pipe_tune_shape {
     enum fp8pipe_gemm_type a;
     enum fp8pipe_gemm_type b;
     enum fp8pipe_gemm_type d;
-    int32_t bias;       /* 1: with a bias of D's dtype (of BF16 for an FP8 D and, with FP8
-                           operands, for an FP32 D) */
-    int32_t residual;   /* 1: D += another matrix; 2: D += itself */
-    int32_t fast;       /* FP8 operands: 1: ACCUMULATION_FAST */
-    int32_t a_transposed; /* 1: stored as [k,m]; not with FP8 operands */
-    int32_t b_transposed; /* 1: stored as [k,n]; not with FP8 operands */
+    int32_t bias;                       /* 1: with a bias of D's dtype (of BF16 for an FP8 D and,
+                                           with FP8 operands, for an FP32 D) */
+    int32_t residual;                   /* 1: D += another matrix; 2: D += itself */
+    int32_t fast;                       /* FP8 operands: 1: ACCUMULATION_FAST */
+    int32_t a_transposed;               /* 1: stored as [k,m]; not with FP8 operands */
+    int32_t b_transposed;               /* 1: stored as [k,n]; not with FP8 operands */
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
 };
 

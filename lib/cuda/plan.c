@@ -250,7 +250,9 @@ static enum fp8pipe_status plan_decide(const struct cuda_backend *backend, struc
         plan->way = PLAN_DIRECT;
         plan->algo = result.algo;
         plan->workspace_bytes = result.workspaceSize;
-    } else if (error == CUBLAS_STATUS_NOT_SUPPORTED && plan_key_has_epilogue(key)) {
+    } else if ((error == CUBLAS_STATUS_NOT_SUPPORTED || error == CUBLAS_STATUS_INVALID_VALUE) &&
+               plan_key_has_epilogue(key)) {
+        /* It calls some combinations of types and epilogues invalid. */
         plan->way = PLAN_REFUSED;
     } else if (error == CUBLAS_STATUS_NOT_SUPPORTED && !plan_key_is_plain(key)) {
         plan->way = PLAN_THROUGH_FP32;

@@ -1,7 +1,6 @@
 /*
- * Owns the algorithms that were timed, by this pipe or by whoever wrote its tune file, and the
- * timing of cuBLASLt's candidates for a key. Any thread; tuning is one thread's at a time, others
- * wait.
+ * Owns the algorithms that were timed, by this pipe or by whoever wrote its tune file. Any thread;
+ * tuning is one thread's at a time, others wait.
  */
 #ifndef LIB_CUDA_TUNE_H
 #define LIB_CUDA_TUNE_H
