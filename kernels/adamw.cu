@@ -22,6 +22,11 @@
 #define NORM_TURN_ROWS 4
 #define FINAL_THREADS 1024
 
+using fp8pipe_cuda::detail::bytes_transpose;
+using fp8pipe_cuda::detail::extremes;
+using fp8pipe_cuda::detail::extremes_publish;
+using fp8pipe_cuda::detail::fp8_two;
+
 static_assert(BLOCK_THREADS * THREAD_QUADS * QUAD == KERNEL_TILE_ELEMENTS, "a tile is a block's");
 static_assert(KERNEL_TILE_SIDE == 32 * QUAD, "a warp's quads are one row of a square tile");
 static_assert(KERNEL_TILE_SIDE == BLOCK_WARPS * THREAD_QUADS, "a warp has 16 rows of it");
@@ -210,8 +215,8 @@ static __device__ __forceinline__ int codes_chunk(int col, int chunk)
 /* The codes of a quad; those beyond `count` are 0. */
 static __device__ __forceinline__ uint32_t quad_codes(float4 x, float scale, int count)
 {
-    const uint32_t codes = fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
-                           fp8_pair<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
+    const uint32_t codes = fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
+                           fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
                                << 16;
 
     return count >= QUAD ? codes : codes & ((1u << (8 * count)) - 1);
@@ -277,6 +282,21 @@ static __device__ __forceinline__ uint32_t quad_amax(uint32_t largest, float4 x,
     return largest;
 }
 
+/* Of `count` elements that gave the codes. */
+static __device__ __forceinline__ void quad_extremes(extremes &e, float4 x, float scale, int count,
+                                                     uint32_t codes)
+{
+    const float values[QUAD] = {x.x, x.y, x.z, x.w};
+
+#pragma unroll
+    for (int i = 0; i < QUAD; i++)
+        if (i < count) {
+            e.saturated += fabsf(__fmul_rn(values[i], scale)) > FP8_E4M3_MAX;
+            e.flushed +=
+                (__float_as_uint(values[i]) & 0x7fffffffu) != 0 && (codes >> (8 * i) & 0x7fu) == 0;
+        }
+}
+
 /* ---- The step ------------------------------------------------------------------------------ */
 
 struct quad_state {
@@ -318,13 +338,19 @@ static __device__ __forceinline__ float4 quad_average(const adamw_factors &facto
         adamw_average(&factors, average.z, x.z), adamw_average(&factors, average.w, x.w));
 }
 
+/* What a thread gathers over its quads. */
+struct gathered {
+    uint32_t largest;
+    extremes counts;
+};
+
 /* TURN_ROWS quads from quad `i` on: their loads, their steps, their stores, and their codes.
  * WHOLE: of a tile that is. */
 template <bool WHOLE>
 static __device__ __forceinline__ void
 quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, const quads &q, int i,
            float scale, bool quantize, int64_t row, int64_t col, uint32_t codes[TURN_ROWS],
-           uint32_t &largest)
+           gathered &g)
 {
     quad_state s[TURN_ROWS];
     int count[TURN_ROWS];
@@ -351,7 +377,7 @@ quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, cons
         quad_store(parameter.master, at, count[j], whole, s[j].master);
         quad_store(parameter.first, at, count[j], whole, s[j].first);
         quad_store(parameter.second, at, count[j], whole, s[j].second);
-        largest = quad_amax(largest, s[j].master, count[j]);
+        g.largest = quad_amax(g.largest, s[j].master, count[j]);
         if (parameter.average != NULL)
             quad_store(parameter.average, at, count[j], whole,
                        quad_average(factors, s[j].average, s[j].master));
@@ -361,6 +387,8 @@ quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, cons
         if (quantize) {
             codes[j] = quad_codes(s[j].master, scale, count[j]);
             codes_store(parameter, row + i + j, col, count[j], codes[j]);
+            if (parameter.extremes != NULL)
+                quad_extremes(g.counts, s[j].master, scale, count[j], codes[j]);
         }
     }
 }
@@ -387,14 +415,14 @@ static __device__ __forceinline__ void fold_publish(uint32_t bits, uint32_t *ama
         atomicMax(own, bits);
 }
 
-/* All quads of a tile; their largest bits. row, col: of the thread's first quad. */
+/* All quads of a tile. row, col: of the thread's first quad. */
 template <bool WHOLE>
-static __device__ __forceinline__ uint32_t quads_step(const kernel_parameter &parameter,
+static __device__ __forceinline__ gathered quads_step(const kernel_parameter &parameter,
                                                       const adamw_factors &factors, const quads &q,
                                                       float scale, bool quantize, int64_t row,
                                                       int64_t col, codes_tile &codes)
 {
-    uint32_t largest = 0;
+    gathered g = {0, {0, 0}};
 
 #pragma unroll 1
     for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
@@ -403,11 +431,11 @@ static __device__ __forceinline__ uint32_t quads_step(const kernel_parameter &pa
 #pragma unroll
         for (int half = 0; half < 4; half += TURN_ROWS)
             quads_turn<WHOLE>(parameter, factors, q, turn * 4 + half, scale, quantize, row, col,
-                              quad + half, largest);
+                              quad + half, g);
         if (quantize)
             codes_put(codes, turn, quad);
     }
-    return largest;
+    return g;
 }
 
 static __device__ __forceinline__ void tile_step(const kernel_adamw_args &args,
@@ -420,24 +448,23 @@ static __device__ __forceinline__ void tile_step(const kernel_adamw_args &args,
     const bool quantize = scaled && (args.own_amax == NULL || *parameter.has_scale != 0);
     const float scale = quantize ? *parameter.scale : 1.0f;
     int64_t row = 0, col = 0;
-    uint32_t largest;
 
     if (scaled)
         tile_corner(parameter, tile.index, &row, &col);
     const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
     const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
-    if (q.whole)
-        largest =
-            quads_step<true>(parameter, factors, q, scale, quantize, thread_row, thread_col, codes);
-    else
-        largest = quads_step<false>(parameter, factors, q, scale, quantize, thread_row, thread_col,
-                                    codes);
+    const gathered g = q.whole ? quads_step<true>(parameter, factors, q, scale, quantize,
+                                                  thread_row, thread_col, codes)
+                               : quads_step<false>(parameter, factors, q, scale, quantize,
+                                                   thread_row, thread_col, codes);
     if (!scaled)
         return;
-    fold_publish(largest, parameter.amax,
+    fold_publish(g.largest, parameter.amax,
                  quantize ? (uint32_t *)NULL : args.own_amax + tile.parameter);
     if (!quantize)
         return;
+    if (parameter.extremes != NULL)
+        extremes_publish(g.counts, parameter.extremes);
     /* fold_publish had the barrier after the last codes_put. */
     codes_write(codes, parameter, row, col);
     if (tile.index == 0 && threadIdx.x == 0)
@@ -499,6 +526,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     tile_corner(parameter, tile.index, &row, &col);
     const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
     const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
+    extremes counts = {0, 0};
     for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
         float4 x[4];
         uint32_t quad[4];
@@ -517,9 +545,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
             quad[j] = quad_codes(x[j], scale, count);
             codes_store(parameter, thread_row + turn * 4 + j, thread_col, count, quad[j]);
+            if (parameter.extremes != NULL)
+                quad_extremes(counts, x[j], scale, count, quad[j]);
         }
         codes_put(codes, turn, quad);
     }
+    if (parameter.extremes != NULL)
+        extremes_publish(counts, parameter.extremes);
     __syncthreads();
     codes_write(codes, parameter, row, col);
     if (tile.index == 0 && threadIdx.x == 0)

@@ -48,6 +48,7 @@ struct kernel_parameter {
     const float *scale;
     const int32_t *has_scale;
     uint32_t *amax;
+    uint64_t *extremes;
     float scale_numerator;
     int32_t reserved;
 };
@@ -66,6 +67,7 @@ struct kernel_tile {
  *             folded into amax (a NaN as 0x7fc00000, whatever its bits). A parameter without a
  *             scale (*has_scale 0) has its largest bits folded into own_amax[parameter] too; its
  *             copies are left alone until a second launch.
+ *   extremes  of a slot: as a quantize of the new master counts them; NULL: not counted.
  *   own_amax  [parameters], zeros before; NULL: every slot has a scale.
  *   first     1: instead of a step, what follows one with the same arguments and own_amax: row,
  *             transposed and scale_inv of the parameters without a scale, by scale_numerator / own

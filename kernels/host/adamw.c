@@ -75,6 +75,7 @@ static void quantize(const struct kernel_parameter *parameter, const uint32_t *o
         .row_stride = parameter->row_stride,
         .transposed = parameter->transposed,
         .transposed_stride = parameter->transposed_stride,
+        .extremes = parameter->extremes,
     };
 
     kernel_quantize_host(&args);
