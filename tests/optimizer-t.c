@@ -72,6 +72,7 @@ static struct scene scene_make(enum fp8pipe_backend backend, float initial_scale
 
 static void scene_free(struct scene *s)
 {
+    test_drain(s->pipe);
     must(fp8pipe_optimizer_destroy(s->optimizer));
     for (size_t i = 0; i < ZOO; i++)
         parameter_free(&s->parameters[i]);
@@ -344,6 +345,7 @@ static void test_extremes(enum fp8pipe_backend backend)
            stepped.saturated - before.saturated == quantized.saturated - stepped.saturated &&
            stepped.flushed - before.flushed == quantized.flushed - stepped.flushed,
        "%s: a step counts what saturates and what is flushed to 0", test_backend_name(backend));
+    test_drain(pipe);
     must(fp8pipe_optimizer_destroy(optimizer));
     parameter_free(&p);
     must(fp8pipe_scaling_destroy(scaling));
