@@ -174,7 +174,7 @@ static void test_steps(enum fp8pipe_backend backend)
         test_drain(s.pipe);
         scene_step(&s, 1e-2f, device ? half : 1, t % 5 == 0 ? half : 1, t);
         bits = scene_agrees(&s, "step") && bits;
-        /* Before the first update by their own amax, then by the slot's scale of before the step. */
+        /* Until the first update by their own amax, then by the scale from before the step. */
         fp8 = scene_fp8_agrees(&s, "FP8 copies") && fp8;
         if (t > 3)
             amax = amax_is_of_master(&s) && amax;

@@ -1,7 +1,7 @@
 /*
  * The optimizer's CUDA kernels against their host twins: the same tables and inputs, the same bits
- * afterwards in everything that they may write, what lies around it included; where a result is NaN,
- * a NaN. And the same bits in every run.
+ * afterwards in everything that they may write, what lies around it included; where a result is
+ * NaN, a NaN. And the same bits in every run.
  *
  * FP8PIPE_TEST_SMALL=1 leaves out the large shapes (for compute-sanitizer).
  */
