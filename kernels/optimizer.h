@@ -92,8 +92,8 @@ struct kernel_adamw_args {
  * gradient_norm: norm = |gradient_scale| * sqrt(sum of squares) of all gradients. Squares and sums
  * are float64, exact and rounded: each thread its quads in order, then over a warp by halves (16,
  * 8, 4, 2, 1), then the warps in order: partials[tile]. Likewise the partials: thread t of 1024
- * takes t, t + 1024, ..., then warps and their sums. norm is rounded once. For clip, in float32, and
- * nonfinite see struct fp8pipe_gradient_norm_op. norm, clip, nonfinite NULL: not wanted.
+ * takes t, t + 1024, ..., then warps and their sums. norm is rounded once. For clip, which is in
+ * float32, and nonfinite see struct fp8pipe_gradient_norm_op. Outputs that are NULL are not wanted.
  */
 struct kernel_gradient_norm_args {
     const struct kernel_parameter *parameters;
