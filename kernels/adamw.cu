@@ -1,100 +1,27 @@
 /*
- * adamw and gradient_norm: all parameters of an optimizer in one launch, a block a tile.
+ * adamw: all parameters of an optimizer in one launch, a block a tile (kernels/quads.cuh).
  *
- * Parameters are dense and 16-byte aligned, [rows, cols]. Quads, 4 elements of a row, take 16-byte
- * loads and stores where cols is a multiple of 4 (in flat tiles everywhere but at the end), others
- * go element by element. A warp's quads of a square tile are 128 columns of one row: whole lines of
- * float32, 128 bytes of FP8; the transposed codes go through shared memory to lines of 128 rows.
+ * Parameters are dense and 16-byte aligned, [rows, cols]; FP8 copies are 16-byte aligned with
+ * strides that are multiples of 16. The transposed codes of a square tile go through shared memory,
+ * to lines of 128 rows.
  *
  * Scaling rule: as quantize, E4M3, with the slot's scale as it is; amax is that of the new master.
  *
- * A thread has the loads of TURN_ROWS rows in flight before it uses the first. What a step reads and
- * writes once is evicted first from the caches: only the FP8 copies are read again soon.
+ * A thread has the loads of TURN_ROWS rows in flight before it uses the first.
  */
 #include <stddef.h>
 
 #include "kernels/adamw.h"
-#include "kernels/device.cuh"
+#include "kernels/quads.cuh"
 
-#define QUAD 4
-#define THREAD_QUADS 16 /* KERNEL_TILE_ELEMENTS of 256 threads */
 #define TURN_ROWS 2
-#define NORM_TURN_ROWS 4
-#define FINAL_THREADS 1024
 
-static_assert(BLOCK_THREADS * THREAD_QUADS * QUAD == KERNEL_TILE_ELEMENTS, "a tile is a block's");
-static_assert(KERNEL_TILE_SIDE == 32 * QUAD, "a warp's quads are one row of a square tile");
-static_assert(KERNEL_TILE_SIDE == BLOCK_WARPS * THREAD_QUADS, "a warp has 16 rows of it");
+using fp8pipe_cuda::detail::bytes_transpose;
+using fp8pipe_cuda::detail::extremes;
+using fp8pipe_cuda::detail::extremes_publish;
+using fp8pipe_cuda::detail::fp8_two;
 
-/* ---- Quads of a tile ---------------------------------------------------------------------- */
-
-/* A thread's part of a tile: quad i stands at element `at` + i * pitch of the parameter. */
-struct quads {
-    int64_t at;
-    int64_t pitch;
-    int64_t end;  /* flat: the parameter's elements */
-    int32_t rows; /* square: of the thread's 16 rows, those that there are */
-    int32_t cols; /* square: of a quad's 4 columns, those that there are; may be negative */
-    bool square;
-    bool aligned; /* quads of 4 elements are: 16 bytes of float32, 8 of 16-bit dtypes */
-    bool whole;   /* all quads of the tile are aligned and have 4 elements: the same in a block */
-};
-
-static __device__ __forceinline__ quads quads_of(const kernel_parameter &parameter, uint32_t index)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    quads q;
-
-    q.square = parameter.square != 0;
-    q.end = parameter.rows * parameter.cols;
-    q.aligned = !q.square || parameter.cols % QUAD == 0;
-    if (q.square) {
-        const uint32_t across =
-            (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
-        const int64_t row = (int64_t)(index / across) * KERNEL_TILE_SIDE + warp * THREAD_QUADS;
-        const int64_t col = (int64_t)(index % across) * KERNEL_TILE_SIDE + lane * QUAD;
-
-        q.whole = q.aligned && row - warp * THREAD_QUADS + KERNEL_TILE_SIDE <= parameter.rows &&
-                  col - lane * QUAD + KERNEL_TILE_SIDE <= parameter.cols;
-        q.at = row * parameter.cols + col;
-        q.pitch = parameter.cols;
-        q.rows = (int32_t)max((int64_t)0, min((int64_t)THREAD_QUADS, parameter.rows - row));
-        q.cols = (int32_t)min((int64_t)QUAD, parameter.cols - col);
-    } else {
-        q.whole = ((int64_t)index + 1) * KERNEL_TILE_ELEMENTS <= q.end;
-        q.at = (int64_t)index * KERNEL_TILE_ELEMENTS + threadIdx.x * QUAD;
-        q.pitch = BLOCK_THREADS * QUAD;
-        q.rows = 0;
-        q.cols = 0;
-    }
-    return q;
-}
-
-/* How many elements quad i has, 0 to 4. */
-static __device__ __forceinline__ int quad_count(const quads &q, int i)
-{
-    if (q.square)
-        return i < q.rows ? max(q.cols, 0) : 0;
-    return (int)max((int64_t)0, min((int64_t)QUAD, q.end - (q.at + i * q.pitch)));
-}
-
-static __device__ __forceinline__ float4 quad_load(const float *from, int64_t at, int count,
-                                                   bool whole)
-{
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-
-    if (whole)
-        return __ldcs((const float4 *)(from + at));
-    if (count > 0)
-        x.x = from[at];
-    if (count > 1)
-        x.y = from[at + 1];
-    if (count > 2)
-        x.z = from[at + 2];
-    if (count > 3)
-        x.w = from[at + 3];
-    return x;
-}
+/* ---- Outputs of a quad ---------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void quad_store(float *to, int64_t at, int count, bool whole,
                                                   float4 x)
@@ -111,49 +38,6 @@ static __device__ __forceinline__ void quad_store(float *to, int64_t at, int cou
         to[at + 2] = x.z;
     if (count > 3)
         to[at + 3] = x.w;
-}
-
-/* The bits of a gradient's quad, as they lie in memory: of 16-bit ones in x and y. */
-static __device__ __forceinline__ uint4 gradient_load(const kernel_parameter &parameter, int64_t at,
-                                                      int count, bool whole)
-{
-    uint4 bits = make_uint4(0, 0, 0, 0);
-
-    if (parameter.gradient_dtype == FP8PIPE_FP32) {
-        const float4 x = quad_load((const float *)parameter.gradient, at, count, whole);
-
-        return make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z),
-                          __float_as_uint(x.w));
-    }
-    const uint16_t *from = (const uint16_t *)parameter.gradient + at;
-    if (whole) {
-        const uint2 pairs = __ldcs((const uint2 *)from);
-
-        bits.x = pairs.x;
-        bits.y = pairs.y;
-        return bits;
-    }
-    if (count > 0)
-        bits.x = from[0];
-    if (count > 1)
-        bits.x |= (uint32_t)from[1] << 16;
-    if (count > 2)
-        bits.y = from[2];
-    if (count > 3)
-        bits.y |= (uint32_t)from[3] << 16;
-    return bits;
-}
-
-static __device__ __forceinline__ float4 gradient_values(int32_t dtype, uint4 bits)
-{
-    if (dtype == FP8PIPE_FP32)
-        return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                           __uint_as_float(bits.z), __uint_as_float(bits.w));
-    if (dtype == FP8PIPE_BF16)
-        return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
-                           __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u));
-    return make_float4(fp16_to_float((uint16_t)bits.x), fp16_to_float((uint16_t)(bits.x >> 16)),
-                       fp16_to_float((uint16_t)bits.y), fp16_to_float((uint16_t)(bits.y >> 16)));
 }
 
 static __device__ __forceinline__ uint16_t copy_bits(int32_t dtype, float x)
@@ -210,8 +94,8 @@ static __device__ __forceinline__ int codes_chunk(int col, int chunk)
 /* The codes of a quad; those beyond `count` are 0. */
 static __device__ __forceinline__ uint32_t quad_codes(float4 x, float scale, int count)
 {
-    const uint32_t codes = fp8pipe_cuda::detail::fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
-                           fp8pipe_cuda::detail::fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
+    const uint32_t codes = fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.x, scale), __fmul_rn(x.y, scale)) |
+                           fp8_two<FP8PIPE_E4M3>(__fmul_rn(x.z, scale), __fmul_rn(x.w, scale))
                                << 16;
 
     return count >= QUAD ? codes : codes & ((1u << (8 * count)) - 1);
@@ -233,7 +117,7 @@ static __device__ __forceinline__ void codes_put(codes_tile &tile, int turn,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t out[4];
 
-    fp8pipe_cuda::detail::bytes_transpose(out, codes[0], codes[1], codes[2], codes[3]);
+    bytes_transpose(out, codes[0], codes[1], codes[2], codes[3]);
 #pragma unroll
     for (int i = 0; i < QUAD; i++)
         words[codes_chunk(lane * QUAD + i, warp) * 4 + turn] = out[i];
@@ -277,6 +161,21 @@ static __device__ __forceinline__ uint32_t quad_amax(uint32_t largest, float4 x,
     return largest;
 }
 
+/* Of `count` elements that gave the codes. */
+static __device__ __forceinline__ void quad_extremes(extremes &e, float4 x, float scale, int count,
+                                                     uint32_t codes)
+{
+    const float values[QUAD] = {x.x, x.y, x.z, x.w};
+
+#pragma unroll
+    for (int i = 0; i < QUAD; i++)
+        if (i < count) {
+            e.saturated += fabsf(__fmul_rn(values[i], scale)) > FP8_E4M3_MAX;
+            e.flushed +=
+                (__float_as_uint(values[i]) & 0x7fffffffu) != 0 && (codes >> (8 * i) & 0x7fu) == 0;
+        }
+}
+
 /* ---- The step ------------------------------------------------------------------------------ */
 
 struct quad_state {
@@ -318,13 +217,19 @@ static __device__ __forceinline__ float4 quad_average(const adamw_factors &facto
         adamw_average(&factors, average.z, x.z), adamw_average(&factors, average.w, x.w));
 }
 
+/* What a thread gathers over its quads. */
+struct gathered {
+    uint32_t largest;
+    extremes counts;
+};
+
 /* TURN_ROWS quads from quad `i` on: their loads, their steps, their stores, and their codes.
  * WHOLE: of a tile that is. */
 template <bool WHOLE>
 static __device__ __forceinline__ void
 quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, const quads &q, int i,
            float scale, bool quantize, int64_t row, int64_t col, uint32_t codes[TURN_ROWS],
-           uint32_t &largest)
+           gathered &g)
 {
     quad_state s[TURN_ROWS];
     int count[TURN_ROWS];
@@ -351,7 +256,7 @@ quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, cons
         quad_store(parameter.master, at, count[j], whole, s[j].master);
         quad_store(parameter.first, at, count[j], whole, s[j].first);
         quad_store(parameter.second, at, count[j], whole, s[j].second);
-        largest = quad_amax(largest, s[j].master, count[j]);
+        g.largest = quad_amax(g.largest, s[j].master, count[j]);
         if (parameter.average != NULL)
             quad_store(parameter.average, at, count[j], whole,
                        quad_average(factors, s[j].average, s[j].master));
@@ -361,6 +266,8 @@ quads_turn(const kernel_parameter &parameter, const adamw_factors &factors, cons
         if (quantize) {
             codes[j] = quad_codes(s[j].master, scale, count[j]);
             codes_store(parameter, row + i + j, col, count[j], codes[j]);
+            if (parameter.extremes != NULL)
+                quad_extremes(g.counts, s[j].master, scale, count[j], codes[j]);
         }
     }
 }
@@ -387,14 +294,14 @@ static __device__ __forceinline__ void fold_publish(uint32_t bits, uint32_t *ama
         atomicMax(own, bits);
 }
 
-/* All quads of a tile; their largest bits. row, col: of the thread's first quad. */
+/* All quads of a tile. row, col: of the thread's first quad. */
 template <bool WHOLE>
-static __device__ __forceinline__ uint32_t quads_step(const kernel_parameter &parameter,
+static __device__ __forceinline__ gathered quads_step(const kernel_parameter &parameter,
                                                       const adamw_factors &factors, const quads &q,
                                                       float scale, bool quantize, int64_t row,
                                                       int64_t col, codes_tile &codes)
 {
-    uint32_t largest = 0;
+    gathered g = {0, {0, 0}};
 
 #pragma unroll 1
     for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
@@ -403,11 +310,11 @@ static __device__ __forceinline__ uint32_t quads_step(const kernel_parameter &pa
 #pragma unroll
         for (int half = 0; half < 4; half += TURN_ROWS)
             quads_turn<WHOLE>(parameter, factors, q, turn * 4 + half, scale, quantize, row, col,
-                              quad + half, largest);
+                              quad + half, g);
         if (quantize)
             codes_put(codes, turn, quad);
     }
-    return largest;
+    return g;
 }
 
 static __device__ __forceinline__ void tile_step(const kernel_adamw_args &args,
@@ -420,24 +327,23 @@ static __device__ __forceinline__ void tile_step(const kernel_adamw_args &args,
     const bool quantize = scaled && (args.own_amax == NULL || *parameter.has_scale != 0);
     const float scale = quantize ? *parameter.scale : 1.0f;
     int64_t row = 0, col = 0;
-    uint32_t largest;
 
     if (scaled)
         tile_corner(parameter, tile.index, &row, &col);
     const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
     const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
-    if (q.whole)
-        largest =
-            quads_step<true>(parameter, factors, q, scale, quantize, thread_row, thread_col, codes);
-    else
-        largest = quads_step<false>(parameter, factors, q, scale, quantize, thread_row, thread_col,
-                                    codes);
+    const gathered g = q.whole ? quads_step<true>(parameter, factors, q, scale, quantize,
+                                                  thread_row, thread_col, codes)
+                               : quads_step<false>(parameter, factors, q, scale, quantize,
+                                                   thread_row, thread_col, codes);
     if (!scaled)
         return;
-    fold_publish(largest, parameter.amax,
+    fold_publish(g.largest, parameter.amax,
                  quantize ? (uint32_t *)NULL : args.own_amax + tile.parameter);
     if (!quantize)
         return;
+    if (parameter.extremes != NULL)
+        extremes_publish(g.counts, parameter.extremes);
     /* fold_publish had the barrier after the last codes_put. */
     codes_write(codes, parameter, row, col);
     if (tile.index == 0 && threadIdx.x == 0)
@@ -499,6 +405,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     tile_corner(parameter, tile.index, &row, &col);
     const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
     const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
+    extremes counts = {0, 0};
     for (int turn = 0; turn < THREAD_QUADS / 4; turn++) {
         float4 x[4];
         uint32_t quad[4];
@@ -517,117 +424,20 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
             quad[j] = quad_codes(x[j], scale, count);
             codes_store(parameter, thread_row + turn * 4 + j, thread_col, count, quad[j]);
+            if (parameter.extremes != NULL)
+                quad_extremes(counts, x[j], scale, count, quad[j]);
         }
         codes_put(codes, turn, quad);
     }
+    if (parameter.extremes != NULL)
+        extremes_publish(counts, parameter.extremes);
     __syncthreads();
     codes_write(codes, parameter, row, col);
     if (tile.index == 0 && threadIdx.x == 0)
         *parameter.scale_inv = __fdiv_rn(1.0f, scale);
 }
 
-/* ---- The norm ------------------------------------------------------------------------------ */
-
-/* All threads call it; thread 0 has the sum: over each warp by halves, then the warps in order. */
-template <int WARPS> static __device__ __forceinline__ double block_sum(double sum)
-{
-    __shared__ double warps[WARPS];
-
-#pragma unroll
-    for (int half = 16; half > 0; half /= 2)
-        sum = __dadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
-    if (threadIdx.x % 32 == 0)
-        warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < WARPS; i++)
-            sum = __dadd_rn(sum, warps[i]);
-    return sum;
-}
-
-/* The square is exact in float64, so that fusing it with the sum rounds nothing away. */
-static __device__ __forceinline__ double square_add(double sum, float x)
-{
-    return __fma_rn((double)x, (double)x, sum);
-}
-
-/* The squares of a thread's quads, in order. */
-template <bool WHOLE>
-static __device__ __forceinline__ double quads_sum(const kernel_parameter &parameter,
-                                                   const quads &q)
-{
-    double sum = 0.0;
-
-#pragma unroll 1
-    for (int i = 0; i < THREAD_QUADS; i += NORM_TURN_ROWS) {
-        uint4 bits[NORM_TURN_ROWS];
-
-#pragma unroll
-        for (int j = 0; j < NORM_TURN_ROWS; j++) {
-            const int count = WHOLE ? QUAD : quad_count(q, i + j);
-
-            bits[j] = gradient_load(parameter, q.at + (i + j) * q.pitch, count,
-                                    WHOLE || (q.aligned && count == QUAD));
-        }
-#pragma unroll
-        for (int j = 0; j < NORM_TURN_ROWS; j++) {
-            /* What is not there was read as 0, and adds nothing. */
-            const float4 x = gradient_values(parameter.gradient_dtype, bits[j]);
-
-            sum = square_add(sum, x.x);
-            sum = square_add(sum, x.y);
-            sum = square_add(sum, x.z);
-            sum = square_add(sum, x.w);
-        }
-    }
-    return sum;
-}
-
-static __global__ void __launch_bounds__(BLOCK_THREADS)
-    gradient_partials_kernel(const __grid_constant__ kernel_gradient_norm_args args)
-{
-    const kernel_tile tile = args.tiles[blockIdx.x];
-    const kernel_parameter &parameter = args.parameters[tile.parameter];
-    const quads q = quads_of(parameter, tile.index);
-    const double sum = block_sum<BLOCK_WARPS>(q.whole ? quads_sum<true>(parameter, q)
-                                                      : quads_sum<false>(parameter, q));
-
-    if (threadIdx.x == 0)
-        args.partials[blockIdx.x] = sum;
-}
-
-static __global__ void __launch_bounds__(FINAL_THREADS)
-    gradient_norm_kernel(const __grid_constant__ kernel_gradient_norm_args args)
-{
-    double sum = 0.0;
-
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < args.tile_count; i += FINAL_THREADS)
-        sum = __dadd_rn(sum, args.partials[i]);
-    sum = block_sum<FINAL_THREADS / 32>(sum);
-    if (threadIdx.x != 0)
-        return;
-    const float scale = args.gradient_scale != NULL ? *args.gradient_scale : 1.0f;
-    const float norm = __double2float_rn(__dmul_rn(__dsqrt_rn(sum), fabs((double)scale)));
-    const float ratio = __fdiv_rn(args.max_norm, __fadd_rn(norm, 1e-6f));
-    if (args.norm != NULL)
-        *args.norm = norm;
-    if (args.clip != NULL)
-        *args.clip = args.max_norm > 0.0f && ratio < 1.0f ? __fmul_rn(scale, ratio) : scale;
-    if (args.nonfinite != NULL)
-        *args.nonfinite = (__float_as_uint(norm) & 0x7fffffffu) >= 0x7f800000u;
-}
-
 /* ---- Launches ------------------------------------------------------------------------------ */
-
-static kernel_geometry one_row_of(int64_t blocks, int threads)
-{
-    kernel_geometry geometry;
-
-    geometry.grid = dim3((unsigned)blocks);
-    geometry.block = dim3((unsigned)threads);
-    return geometry;
-}
 
 static bool adamw_valid(const struct kernel_adamw_args *args)
 {
@@ -641,28 +451,11 @@ int kernel_adamw_cuda(const struct kernel_adamw_args *args, struct CUstream_st *
 {
     /* One block at least: the count of steps moves without any element. */
     const kernel_geometry geometry =
-        one_row_of(args->tile_count > 0 ? args->tile_count : 1, BLOCK_THREADS);
+        quads_geometry(args->tile_count > 0 ? args->tile_count : 1, BLOCK_THREADS);
 
     if (!adamw_valid(args))
         return (int)cudaErrorInvalidValue;
     if (!args->first)
         return kernel_launch(adamw_kernel, geometry, *args, stream);
     return args->tile_count == 0 ? 0 : kernel_launch(adamw_first_kernel, geometry, *args, stream);
-}
-
-int kernel_gradient_norm_cuda(const struct kernel_gradient_norm_args *args,
-                              struct CUstream_st *stream)
-{
-    int error = 0;
-
-    if (args->tile_count < 0 || args->tile_count > INT32_MAX ||
-        (args->tile_count > 0 &&
-         (args->parameters == NULL || args->tiles == NULL || args->partials == NULL)))
-        return (int)cudaErrorInvalidValue;
-    if (args->tile_count > 0)
-        error = kernel_launch(gradient_partials_kernel, one_row_of(args->tile_count, BLOCK_THREADS),
-                              *args, stream);
-    return error != 0
-               ? error
-               : kernel_launch(gradient_norm_kernel, one_row_of(1, FINAL_THREADS), *args, stream);
 }

@@ -48,6 +48,7 @@ struct kernel_parameter {
     const float *scale;
     const int32_t *has_scale;
     uint32_t *amax;
+    uint64_t *extremes;
     float scale_numerator;
     int32_t reserved;
 };
@@ -66,6 +67,7 @@ struct kernel_tile {
  *             folded into amax (a NaN as 0x7fc00000, whatever its bits). A parameter without a
  *             scale (*has_scale 0) has its largest bits folded into own_amax[parameter] too; its
  *             copies are left alone until a second launch.
+ *   extremes  of a slot: as a quantize of the new master counts them; NULL: not counted.
  *   own_amax  [parameters], zeros before; NULL: every slot has a scale.
  *   first     1: instead of a step, what follows one with the same arguments and own_amax: row,
  *             transposed and scale_inv of the parameters without a scale, by scale_numerator / own
@@ -90,8 +92,8 @@ struct kernel_adamw_args {
  * gradient_norm: norm = |gradient_scale| * sqrt(sum of squares) of all gradients. Squares and sums
  * are float64, exact and rounded: each thread its quads in order, then over a warp by halves (16,
  * 8, 4, 2, 1), then the warps in order: partials[tile]. Likewise the partials: thread t of 1024
- * takes t, t + 1024, ..., then warps and their sums. norm is rounded once. clip and nonfinite: see struct
- * fp8pipe_gradient_norm_op; clip is in float32. norm, clip, nonfinite NULL: not wanted.
+ * takes t, t + 1024, ..., then warps and their sums. norm is rounded once. For clip, which is in
+ * float32, and nonfinite see struct fp8pipe_gradient_norm_op. Outputs that are NULL are not wanted.
  */
 struct kernel_gradient_norm_args {
     const struct kernel_parameter *parameters;

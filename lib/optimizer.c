@@ -58,6 +58,8 @@ static void bind_linear(const struct optimizer_linear *entry, struct kernel_para
     parameter->scale = &state->scale[linear->slot_w];
     parameter->has_scale = &state->has_scale[linear->slot_w];
     parameter->amax = &state->amax[linear->slot_w];
+    parameter->extremes =
+        state->extremes == NULL ? NULL : &state->extremes[2 * (size_t)linear->slot_w];
     parameter->scale_numerator =
         scaling_numerator(scaling->formats[linear->slot_w], scaling->margin);
 }

@@ -72,6 +72,7 @@ static struct scene scene_make(enum fp8pipe_backend backend, float initial_scale
 
 static void scene_free(struct scene *s)
 {
+    test_drain(s->pipe);
     must(fp8pipe_optimizer_destroy(s->optimizer));
     for (size_t i = 0; i < ZOO; i++)
         parameter_free(&s->parameters[i]);
@@ -173,7 +174,7 @@ static void test_steps(enum fp8pipe_backend backend)
         test_drain(s.pipe);
         scene_step(&s, 1e-2f, device ? half : 1, t % 5 == 0 ? half : 1, t);
         bits = scene_agrees(&s, "step") && bits;
-        /* Before the first update by their own amax, then by the slot's scale of before the step. */
+        /* Until the first update by their own amax, then by the scale from before the step. */
         fp8 = scene_fp8_agrees(&s, "FP8 copies") && fp8;
         if (t > 3)
             amax = amax_is_of_master(&s) && amax;
@@ -307,6 +308,46 @@ static void test_shapes(enum fp8pipe_backend backend)
             parameter_free(&p);
         }
     ok(agree, "%s: steps of every shape around a tile", test_backend_name(backend));
+    must(fp8pipe_scaling_destroy(scaling));
+    test_close(pipe);
+}
+
+/* A step counts what it casts as a quantize does. */
+static void test_extremes(enum fp8pipe_backend backend)
+{
+    struct parameter_config config = {.rows = 131, .cols = 140, .linear = true, .slot_w = 1};
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe *pipe = test_open_poisoned(backend);
+    struct fp8pipe_scaling *scaling = NULL;
+    struct fp8pipe_slot_state before, stepped, quantized;
+    struct fp8pipe_optimizer *optimizer;
+    struct parameter p;
+
+    options.slots = 3;
+    options.initial_scale = 3000.0f;
+    options.count_extremes = 1;
+    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    p = parameter_make(pipe, scaling, &config, &rng);
+    for (int64_t i = 0; i < p.elements; i++)
+        p.master32[i] *= i % 3 == 0 ? 1e-7f : 1;
+    test_matrix_set_raw(&p.master, p.master32);
+    parameter_gradient(&p, 0.1, &rng);
+    optimizer = parameters_optimizer(pipe, &p, 1, zoo_groups, 1);
+    /* The first one quantizes before it steps. */
+    parameters_adamw(optimizer, test_submit(0, 0, 0, 0), 0, NULL);
+    before = test_slot(scaling, 1);
+    parameters_adamw(optimizer, test_submit(0, 0, 0, 0), 0, NULL);
+    stepped = test_slot(scaling, 1);
+    ok(parameter_fp8_agrees(&p, scaling, "extremes"), "%s: FP8 copies while they are counted",
+       test_backend_name(backend));
+    quantized = test_slot(scaling, 1);
+    ok(stepped.saturated > before.saturated && stepped.flushed > before.flushed &&
+           stepped.saturated - before.saturated == quantized.saturated - stepped.saturated &&
+           stepped.flushed - before.flushed == quantized.flushed - stepped.flushed,
+       "%s: a step counts what saturates and what is flushed to 0", test_backend_name(backend));
+    test_drain(pipe);
+    must(fp8pipe_optimizer_destroy(optimizer));
+    parameter_free(&p);
     must(fp8pipe_scaling_destroy(scaling));
     test_close(pipe);
 }
@@ -476,6 +517,7 @@ static void cases(enum fp8pipe_backend backend)
     test_skipped(backend, 3.0f);
     test_edge_values(backend);
     test_shapes(backend);
+    test_extremes(backend);
     test_norm(backend);
     test_clip_and_skip(backend);
     test_checkpoint(backend);

@@ -1,7 +1,7 @@
 /*
  * The optimizer's CUDA kernels against their host twins: the same tables and inputs, the same bits
- * afterwards in everything that they may write, what lies around it included; where a result is NaN,
- * a NaN. And the same bits in every run.
+ * afterwards in everything that they may write, what lies around it included; where a result is
+ * NaN, a NaN. And the same bits in every run.
  *
  * FP8PIPE_TEST_SMALL=1 leaves out the large shapes (for compute-sanitizer).
  */
@@ -35,6 +35,7 @@ struct words {
     int32_t has_scale[PARAMETERS_MAX];
     uint32_t amax[PARAMETERS_MAX];
     uint32_t own_amax[PARAMETERS_MAX];
+    uint64_t extremes[PARAMETERS_MAX][2];
 };
 
 /* One optimizer's memory on both sides. */
@@ -138,6 +139,7 @@ static void make_parameter(struct optimizer_twin *o, int i, struct shape shape, 
         p->scale = &words->scale[i];
         p->has_scale = &words->has_scale[i];
         p->amax = &words->amax[i];
+        p->extremes = i % 3 == 0 ? words->extremes[i] : NULL;
         p->scale_numerator = 448.0f;
     }
 }
@@ -302,7 +304,8 @@ static bool words_equal(const struct optimizer_twin *o)
                 (device->clip == host->clip || (isnan(device->clip) && isnan(host->clip))) &&
                 memcmp(device->scale_inv, host->scale_inv, sizeof(host->scale_inv)) == 0 &&
                 memcmp(device->amax, host->amax, sizeof(host->amax)) == 0 &&
-                memcmp(device->own_amax, host->own_amax, sizeof(host->own_amax)) == 0;
+                memcmp(device->own_amax, host->own_amax, sizeof(host->own_amax)) == 0 &&
+                memcmp(device->extremes, host->extremes, sizeof(host->extremes)) == 0;
 
     if (!same)
         diag("steps %lld, %lld; scratch %u, %u; norm %a, %a; clip %a, %a; nonfinite %d, %d",

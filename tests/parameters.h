@@ -1,6 +1,6 @@
 /*
  * Parameters for tests of optimizers: their matrices, a linear where there is to be one, and the
- * step by a second implementation, in float32 with the header's order of operations, and in float64.
+ * step by a second implementation: in float32 in the header's order of operations, and in float64.
  * Helpers bail out on what only a broken library or machine makes fail.
  */
 #ifndef TESTS_PARAMETERS_H
