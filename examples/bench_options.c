@@ -72,6 +72,8 @@ static const struct option known[] = {
      "also time the bare GEMMs and a copy, and give the ratio to what they allow"},
     {"--loss_run", KIND_NUMBER, AT(loss_run), 1, 1000000, NULL,
      "train so many steps on fresh batches whose target is a fixed random linear of the input"},
+    {"--cosine", KIND_FLAG, AT(cosine), 0, 0, NULL,
+     "compare FP8's weight gradients with bf16's, in the first step"},
     {"--check", KIND_FLAG, AT(check), 0, 0, NULL,
      "compare fp32's gradients with finite differences (small sizes)"},
     {"--help", KIND_FLAG, AT(help), 0, 0, NULL, "this text"},
@@ -193,6 +195,9 @@ static int check(struct bench_options *o, char *error, size_t error_bytes)
                  "--check needs --dtype fp32 and --mode train, and fixed shapes");
     } else if (o->loss_run && (!o->train || o->dynamic)) {
         snprintf(error, error_bytes, "--loss_run needs --mode train, and fixed shapes");
+    } else if (o->cosine && (o->dtype != BENCH_FP8 || !o->train || o->dynamic)) {
+        snprintf(error, error_bytes,
+                 "--cosine needs --dtype fp8 and --mode train, and fixed shapes");
     } else if (o->floor && o->dynamic) {
         snprintf(error, error_bytes, "--floor needs fixed shapes, and not --dynamic");
     } else if (o->dtype == BENCH_FP32 && o->grad_dtype != BENCH_FP32) {

@@ -39,6 +39,7 @@ struct bench_options {
     const char *json;
     const char *profile;
     int64_t loss_run; /* 0: none */
+    bool cosine;
     bool floor;
     bool check;
     bool help;

@@ -68,7 +68,7 @@ static int check_memory(const struct bench_options *options, struct bench_result
 {
     char error[ERROR_BYTES];
 
-    result->needed_bytes = bench_layout_bytes(options);
+    result->needed_bytes = bench_layout_bytes(options, &result->parameters);
     if (result->needed_bytes <= result->device.free_bytes) {
         return OK;
     }
@@ -95,9 +95,13 @@ static int check_gradients(struct bench_chain *chain, struct bench_model *model)
                : complain(FAILED, "a gradient is not the loss' derivative");
 }
 
-static int report(const struct bench_options *options, int argc, char **argv,
-                  const struct bench_result *result)
+/* Tells how the run went. */
+static int end(const struct bench_chain *chain, const struct bench_options *options, int argc,
+               char **argv, const struct bench_result *result)
 {
+    if (chain->status != FP8PIPE_OK) {
+        return complain(FAILED, chain->sentence);
+    }
     bench_report_print(stdout, options, result);
     if (options->json && bench_report_json(options->json, argc, argv, options, result) != 0) {
         return complain(FAILED, "the JSON file could not be written");
@@ -122,11 +126,15 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
     if (code != OK) {
         return code;
     }
+    if (options->cosine) {
+        result.has_cosine = true;
+        bench_cosine_measure(&chain, options, &result.cosine);
+        return end(&chain, options, argc, argv, &result);
+    }
     model = bench_model_create(&chain, options, options->check ? CHECK_PASSES : passes);
     if (!model) {
         return complain(FAILED, chain.sentence);
     }
-    result.parameters = model->parameter_count;
     if (options->check) {
         code = check_gradients(&chain, model);
         bench_model_destroy(model);
@@ -142,8 +150,7 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
         result.has_floor = true;
         bench_floor_measure(&chain, options, result.backend, &result.floor);
     }
-    return chain.status == FP8PIPE_OK ? report(options, argc, argv, &result)
-                                      : complain(FAILED, chain.sentence);
+    return end(&chain, options, argc, argv, &result);
 }
 
 int main(int argc, char **argv)

@@ -89,6 +89,12 @@ losses() {
     run "$1" --loss_run 30 --lr 1e-3 && positive loss && grep -q 'mean loss' "$work/out"
 }
 
+cosines() {
+    run "$1" --cosine && positive cosine_median &&
+        awk -v value="$(number cosine_median)" 'BEGIN { exit !(value > 0.98 && value < 1) }' ||
+        { cat "$work/out"; return 1; }
+}
+
 # ---- Every backend -------------------------------------------------------------------------------
 
 backend_tests() {
@@ -111,6 +117,7 @@ backend_tests() {
     ok "$b: the floor" run "$b" --floor
     ok "$b: the floor's numbers" positive floor_ms over_floor copy_bytes_per_s
     ok "$b: losses on fresh batches" losses "$b"
+    ok "$b: FP8's weight gradients point where bf16's do" cosines "$b"
     ok "$b: no time for a run that is not finite" not_finite "$b"
 }
 
