@@ -160,7 +160,7 @@ bool bench_layout_plan(const struct bench_options *options, int64_t passes,
                    {"mlp2", hidden, wide, BENCH_X_MLP2, true}},
         .quantized = options->dtype == BENCH_FP8,
         .dtype = options->dtype == BENCH_FP32 ? FP8PIPE_FP32 : FP8PIPE_BF16,
-        .rows = options->batch * options->sequence,
+        .rows = options->batch * options->tokens,
         .loss_room = passes,
         .blocks = calloc((size_t)options->depth, sizeof(*model->blocks))};
     for (int i = 0; i < BENCH_LAYERS; i++) {

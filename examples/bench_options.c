@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define TOKENS_MAX ((int64_t)1 << 24)
-#define DYNAMIC_SEQUENCE 256
+#define DYNAMIC_TOKENS 256
 
 enum kind { KIND_FLAG, KIND_NUMBER, KIND_REAL, KIND_TEXT, KIND_CHOICE };
 
@@ -62,6 +62,8 @@ static const struct option known[] = {
      "the gradients' norm in every step, not only in those that are checked"},
     {"--no_idle", KIND_FLAG, AT(no_idle), 0, 0, NULL,
      "do not measure the GPU's idle time, which costs a query an op"},
+    {"--fixed_plans", KIND_FLAG, AT(fixed_plans), 0, 0, NULL,
+     "each GEMM keeps its first plan: runs are the same to the bit"},
     {"--tune", KIND_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs after the warm-up"},
     {"--tune_file", KIND_TEXT, AT(tune_file), 0, 0, NULL,
      "load tuned GEMMs from this file; with --tune write them into it"},
@@ -181,15 +183,14 @@ static int set(const struct option *option, const char *value, struct bench_opti
 /* What one option allows alone and not beside another. */
 static int check(struct bench_options *o, char *error, size_t error_bytes)
 {
-    o->sequence = o->dynamic ? DYNAMIC_SEQUENCE : o->sequence;
+    o->tokens = o->dynamic ? DYNAMIC_TOKENS : o->sequence;
     if (o->hidden % 8 != 0) {
         snprintf(error, error_bytes, "--hidden_size is '%lld', but must be a multiple of 8",
                  (long long)o->hidden);
-    } else if (o->batch * o->sequence > TOKENS_MAX) {
+    } else if (o->batch * o->tokens > TOKENS_MAX) {
         snprintf(error, error_bytes,
                  "--batch_size is '%lld', but with %lld tokens a sample must be at most %lld",
-                 (long long)o->batch, (long long)o->sequence,
-                 (long long)(TOKENS_MAX / o->sequence));
+                 (long long)o->batch, (long long)o->tokens, (long long)(TOKENS_MAX / o->tokens));
     } else if (o->check && (o->dtype != BENCH_FP32 || !o->train || o->dynamic)) {
         snprintf(error, error_bytes,
                  "--check needs --dtype fp32 and --mode train, and fixed shapes");

@@ -56,7 +56,7 @@ void bench_report_print(FILE *file, const struct bench_options *options,
             "dit_bench %s %s, %s backend (%s): batch %lld x %lld%s, hidden %lld, depth %lld, "
             "%.3f G parameters\n",
             mode(options), bench_dtype_name(options->dtype), backend(result), result->device.name,
-            (long long)options->batch, (long long)options->sequence,
+            (long long)options->batch, (long long)options->tokens,
             options->dynamic ? " at most" : "", (long long)options->hidden,
             (long long)options->depth, 1e-9 * (double)result->parameters);
     if (result->fault[0]) {

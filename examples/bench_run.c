@@ -27,7 +27,7 @@ static int64_t rows_at(const struct bench_options *options, int64_t i)
     int64_t order[ASPECTS];
 
     if (!options->dynamic) {
-        return options->batch * options->sequence;
+        return options->batch * options->tokens;
     }
     for (int64_t k = 0; k < ASPECTS; k++) {
         int64_t at = (int64_t)(bench_uniform(key, (uint64_t)k) * (float)(k + 1));

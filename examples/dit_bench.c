@@ -7,6 +7,7 @@
  * refused before it began.
  */
 #include <fp8pipe.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -53,6 +54,7 @@ static int open_pipe(const struct bench_options *options, struct fp8pipe **pipe)
     pipe_options.lanes = (int32_t)options->lanes;
     pipe_options.ring_slots = RING_SLOTS;
     pipe_options.measure_idle = !options->no_idle;
+    pipe_options.plans = options->fixed_plans ? FP8PIPE_PLANS_FIXED : FP8PIPE_PLANS_REFINED;
     /* A file that is yet to be written is not one that is missing. */
     if (options->tune_file && !(options->tune && access(options->tune_file, F_OK) != 0)) {
         pipe_options.tune_file = options->tune_file;
@@ -129,6 +131,9 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
     if (options->cosine) {
         result.has_cosine = true;
         bench_cosine_measure(&chain, options, &result.cosine);
+        if (!isfinite(result.cosine.median) || !isfinite(result.cosine.worst)) {
+            snprintf(result.fault, sizeof(result.fault), "a gradient is not finite");
+        }
         return end(&chain, options, argc, argv, &result);
     }
     model = bench_model_create(&chain, options, options->check ? CHECK_PASSES : passes);

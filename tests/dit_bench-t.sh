@@ -106,9 +106,12 @@ backend_tests() {
     done
     ok "$b: float32 weight gradients" same_loss 1e-3 "$b --dtype fp8" \
         "$b --dtype fp8 --grad_dtype fp32"
-    ok "$b: a lane for weight gradients changes nothing" same_loss 0 "$b --lanes 1" "$b --lanes 2"
-    ok "$b: issuing inline changes nothing" same_loss 0 "$b" "$b --issue inline --lanes 2"
-    ok "$b: a norm in every step changes nothing" same_loss 0 "$b" "$b --grad_norm"
+    ok "$b: a lane for weight gradients changes nothing" same_loss 0 \
+        "$b --fixed_plans --lanes 1" "$b --fixed_plans --lanes 2"
+    ok "$b: issuing inline changes nothing" same_loss 0 \
+        "$b --fixed_plans" "$b --fixed_plans --issue inline --lanes 2"
+    ok "$b: a norm in every step changes nothing" same_loss 0 \
+        "$b --fixed_plans" "$b --fixed_plans --grad_norm"
     ok "$b: bf16 is near float32" same_loss 1e-2 "$b --dtype fp32" "$b --dtype bf16"
     ok "$b: FP8 is near float32" same_loss 2e-2 "$b --dtype fp32" "$b --dtype fp8"
     ok "$b: sizes that fit no alignment" timed "$b" --batch_size 1 --seq_length 3 --hidden_size 24 \
