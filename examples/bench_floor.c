@@ -13,7 +13,7 @@ double bench_floor_traffic(const struct bench_options *options)
     bool quantized = options->dtype == BENCH_FP8;
     double e = options->dtype == BENCH_FP32 ? 4.0 : 2.0; /* bytes of an activation */
     double r = (double)options->mlp_ratio;
-    double n = (double)(options->batch * options->sequence) * (double)options->hidden;
+    double n = (double)(options->batch * options->tokens) * (double)options->hidden;
     double c = !quantized ? 0.0 : options->train ? 2.0 : 1.0; /* bytes of a quantized X */
     double dy = quantized ? 2.0 : 0.0;
     double wide = quantized ? 2.0 : e; /* bytes of a dY that is made of another one */
@@ -200,7 +200,7 @@ static size_t take_all(const struct bench_options *options, char *memory, struct
 {
     enum fp8pipe_dtype dtype = options->dtype == BENCH_FP32 ? FP8PIPE_FP32 : FP8PIPE_BF16;
     enum fp8pipe_dtype gradient = options->grad_dtype == BENCH_FP32 ? FP8PIPE_FP32 : FP8PIPE_BF16;
-    int64_t rows = options->batch * options->sequence;
+    int64_t rows = options->batch * options->tokens;
     int64_t ratio = options->mlp_ratio;
     int64_t wide = (ratio > 6 ? ratio : 6) * options->hidden;
     char *at = memory;

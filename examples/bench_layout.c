@@ -160,7 +160,7 @@ bool bench_layout_plan(const struct bench_options *options, int64_t passes,
                    {"mlp2", hidden, wide, BENCH_X_MLP2, true}},
         .quantized = options->dtype == BENCH_FP8,
         .dtype = options->dtype == BENCH_FP32 ? FP8PIPE_FP32 : FP8PIPE_BF16,
-        .rows = options->batch * options->sequence,
+        .rows = options->batch * options->tokens,
         .loss_room = passes,
         .blocks = calloc((size_t)options->depth, sizeof(*model->blocks))};
     for (int i = 0; i < BENCH_LAYERS; i++) {
@@ -172,7 +172,7 @@ bool bench_layout_plan(const struct bench_options *options, int64_t passes,
     return model->blocks != NULL;
 }
 
-double bench_layout_bytes(const struct bench_options *options)
+double bench_layout_bytes(const struct bench_options *options, int64_t *parameters)
 {
     struct bench_model model;
     double bytes = 0.0;
@@ -180,6 +180,7 @@ double bench_layout_bytes(const struct bench_options *options)
     if (bench_layout_plan(options, options->iterations, &model)) {
         bytes = (double)bench_layout_place(&model, NULL) + library_bytes(&model);
     }
+    *parameters = model.parameter_count;
     free(model.blocks);
     return bytes;
 }

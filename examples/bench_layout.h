@@ -14,7 +14,8 @@ bool bench_layout_plan(const struct bench_options *options, int64_t passes,
 /* Places the matrices in memory, or at NULL; returns how many bytes they take. */
 size_t bench_layout_place(struct bench_model *model, void *memory);
 
-/* Device memory that a model of these options takes, the library's own included. */
-double bench_layout_bytes(const struct bench_options *options);
+/* Device memory that a model of these options takes, the library's own included, and how many
+ * numbers its parameters are. */
+double bench_layout_bytes(const struct bench_options *options, int64_t *parameters);
 
 #endif

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define TOKENS_MAX ((int64_t)1 << 24)
-#define DYNAMIC_SEQUENCE 256
+#define DYNAMIC_TOKENS 256
 
 enum kind { KIND_FLAG, KIND_NUMBER, KIND_REAL, KIND_TEXT, KIND_CHOICE };
 
@@ -62,6 +62,8 @@ static const struct option known[] = {
      "the gradients' norm in every step, not only in those that are checked"},
     {"--no_idle", KIND_FLAG, AT(no_idle), 0, 0, NULL,
      "do not measure the GPU's idle time, which costs a query an op"},
+    {"--fixed_plans", KIND_FLAG, AT(fixed_plans), 0, 0, NULL,
+     "each GEMM keeps its first plan: runs are the same to the bit"},
     {"--tune", KIND_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs after the warm-up"},
     {"--tune_file", KIND_TEXT, AT(tune_file), 0, 0, NULL,
      "load tuned GEMMs from this file; with --tune write them into it"},
@@ -72,6 +74,8 @@ static const struct option known[] = {
      "also time the bare GEMMs and a copy, and give the ratio to what they allow"},
     {"--loss_run", KIND_NUMBER, AT(loss_run), 1, 1000000, NULL,
      "train so many steps on fresh batches whose target is a fixed random linear of the input"},
+    {"--cosine", KIND_FLAG, AT(cosine), 0, 0, NULL,
+     "compare FP8's weight gradients with bf16's, in the first step"},
     {"--check", KIND_FLAG, AT(check), 0, 0, NULL,
      "compare fp32's gradients with finite differences (small sizes)"},
     {"--help", KIND_FLAG, AT(help), 0, 0, NULL, "this text"},
@@ -179,20 +183,22 @@ static int set(const struct option *option, const char *value, struct bench_opti
 /* What one option allows alone and not beside another. */
 static int check(struct bench_options *o, char *error, size_t error_bytes)
 {
-    o->sequence = o->dynamic ? DYNAMIC_SEQUENCE : o->sequence;
+    o->tokens = o->dynamic ? DYNAMIC_TOKENS : o->sequence;
     if (o->hidden % 8 != 0) {
         snprintf(error, error_bytes, "--hidden_size is '%lld', but must be a multiple of 8",
                  (long long)o->hidden);
-    } else if (o->batch * o->sequence > TOKENS_MAX) {
+    } else if (o->batch * o->tokens > TOKENS_MAX) {
         snprintf(error, error_bytes,
                  "--batch_size is '%lld', but with %lld tokens a sample must be at most %lld",
-                 (long long)o->batch, (long long)o->sequence,
-                 (long long)(TOKENS_MAX / o->sequence));
+                 (long long)o->batch, (long long)o->tokens, (long long)(TOKENS_MAX / o->tokens));
     } else if (o->check && (o->dtype != BENCH_FP32 || !o->train || o->dynamic)) {
         snprintf(error, error_bytes,
                  "--check needs --dtype fp32 and --mode train, and fixed shapes");
     } else if (o->loss_run && (!o->train || o->dynamic)) {
         snprintf(error, error_bytes, "--loss_run needs --mode train, and fixed shapes");
+    } else if (o->cosine && (o->dtype != BENCH_FP8 || !o->train || o->dynamic)) {
+        snprintf(error, error_bytes,
+                 "--cosine needs --dtype fp8 and --mode train, and fixed shapes");
     } else if (o->floor && o->dynamic) {
         snprintf(error, error_bytes, "--floor needs fixed shapes, and not --dynamic");
     } else if (o->dtype == BENCH_FP32 && o->grad_dtype != BENCH_FP32) {

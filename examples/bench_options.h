@@ -17,7 +17,8 @@ enum bench_dtype { BENCH_FP32, BENCH_BF16, BENCH_FP8, BENCH_DTYPES };
 
 struct bench_options {
     int64_t batch;
-    int64_t sequence; /* tokens of a sample; in a dynamic run 256, the most that one has */
+    int64_t sequence; /* as given */
+    int64_t tokens;   /* of a sample, at most: that, or in a dynamic run 256 */
     int64_t hidden;
     int64_t depth;
     int64_t mlp_ratio;
@@ -34,11 +35,13 @@ struct bench_options {
     double rate; /* AdamW's learning rate */
     bool grad_norm;
     bool no_idle;
+    bool fixed_plans;
     bool tune;
     const char *tune_file; /* these: NULL, or a path */
     const char *json;
     const char *profile;
     int64_t loss_run; /* 0: none */
+    bool cosine;
     bool floor;
     bool check;
     bool help;

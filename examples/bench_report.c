@@ -40,6 +40,15 @@ static void print_floor(FILE *file, const struct bench_options *options,
     fprintf(file, "  %-19s %.3f\n", "time over floor", result->ms_mean / floor->ms);
 }
 
+static void print_cosine(FILE *file, const struct bench_cosine *cosine)
+{
+    for (int i = 0; i < BENCH_LAYERS; i++) {
+        fprintf(file, "  %-19s %.5f median\n", layer_names[i], cosine->medians[i]);
+    }
+    fprintf(file, "  %-19s %.5f median, %.5f worst (%s)\n", "all weight gradients", cosine->median,
+            cosine->worst, cosine->where);
+}
+
 void bench_report_print(FILE *file, const struct bench_options *options,
                         const struct bench_result *result)
 {
@@ -47,7 +56,7 @@ void bench_report_print(FILE *file, const struct bench_options *options,
             "dit_bench %s %s, %s backend (%s): batch %lld x %lld%s, hidden %lld, depth %lld, "
             "%.3f G parameters\n",
             mode(options), bench_dtype_name(options->dtype), backend(result), result->device.name,
-            (long long)options->batch, (long long)options->sequence,
+            (long long)options->batch, (long long)options->tokens,
             options->dynamic ? " at most" : "", (long long)options->hidden,
             (long long)options->depth, 1e-9 * (double)result->parameters);
     if (result->fault[0]) {
@@ -59,6 +68,10 @@ void bench_report_print(FILE *file, const struct bench_options *options,
                 (long long)(options->loss_run < BENCH_LOSS_WINDOW ? options->loss_run
                                                                   : BENCH_LOSS_WINDOW),
                 (long long)options->loss_run);
+        return;
+    }
+    if (result->has_cosine) {
+        print_cosine(file, &result->cosine);
         return;
     }
     fprintf(file, "  %-19s %.3f ms mean, %.3f median\n", "an iteration", result->ms_mean,
@@ -135,6 +148,11 @@ static void json_times(FILE *file, const struct bench_options *options,
 {
     if (options->loss_run) {
         json_number(file, "loss", result->loss);
+        return;
+    }
+    if (result->has_cosine) {
+        json_number(file, "cosine_median", result->cosine.median);
+        json_number(file, "cosine_worst", result->cosine.worst);
         return;
     }
     json_number(file, "ms_mean", result->ms_mean);

@@ -27,7 +27,7 @@ static int64_t rows_at(const struct bench_options *options, int64_t i)
     int64_t order[ASPECTS];
 
     if (!options->dynamic) {
-        return options->batch * options->sequence;
+        return options->batch * options->tokens;
     }
     for (int64_t k = 0; k < ASPECTS; k++) {
         int64_t at = (int64_t)(bench_uniform(key, (uint64_t)k) * (float)(k + 1));
@@ -51,21 +51,6 @@ static int64_t clock_ns(clockid_t clock)
 int64_t bench_now_ns(void)
 {
     return clock_ns(CLOCK_MONOTONIC);
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Sorts them. */
-static double median(double *values, int64_t count)
-{
-    qsort(values, (size_t)count, sizeof(*values), ascending);
-    return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
 }
 
 /* ---- Checks --------------------------------------------------------------------------------- */
@@ -282,9 +267,9 @@ static void summarise(struct times *times, int64_t count, const struct fp8pipe_s
         times->stream_ms[i] = bench_marks_ms(&times->marks, i, i + 1);
     }
     result->stream_ms_mean = bench_marks_ms(&times->marks, 0, count) / n;
-    result->stream_ms_median = median(times->stream_ms, count);
+    result->stream_ms_median = bench_median(times->stream_ms, count);
     result->ms_mean = times->total_ms / n;
-    result->ms_median = median(times->wall_ms, count);
+    result->ms_median = bench_median(times->wall_ms, count);
     result->caller_cpu_ms = 1e-6 * (double)times->caller_ns / n;
     result->launcher_cpu_ms =
         1e-6 * (double)(after[1].launcher_cpu_ns - before[1].launcher_cpu_ns) / n;

@@ -5,6 +5,7 @@
 #ifndef BENCH_RUN_H
 #define BENCH_RUN_H
 
+#include "bench_cosine.h"
 #include "bench_floor.h"
 #include "bench_model.h"
 
@@ -30,6 +31,8 @@ struct bench_result {
     double plans;
     double plans_borrowed;
     double plans_refined;
+    bool has_cosine;
+    struct bench_cosine cosine;
     bool has_floor;
     struct bench_floor floor;
 };

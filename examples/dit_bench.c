@@ -7,6 +7,7 @@
  * refused before it began.
  */
 #include <fp8pipe.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -53,6 +54,7 @@ static int open_pipe(const struct bench_options *options, struct fp8pipe **pipe)
     pipe_options.lanes = (int32_t)options->lanes;
     pipe_options.ring_slots = RING_SLOTS;
     pipe_options.measure_idle = !options->no_idle;
+    pipe_options.plans = options->fixed_plans ? FP8PIPE_PLANS_FIXED : FP8PIPE_PLANS_REFINED;
     /* A file that is yet to be written is not one that is missing. */
     if (options->tune_file && !(options->tune && access(options->tune_file, F_OK) != 0)) {
         pipe_options.tune_file = options->tune_file;
@@ -68,7 +70,7 @@ static int check_memory(const struct bench_options *options, struct bench_result
 {
     char error[ERROR_BYTES];
 
-    result->needed_bytes = bench_layout_bytes(options);
+    result->needed_bytes = bench_layout_bytes(options, &result->parameters);
     if (result->needed_bytes <= result->device.free_bytes) {
         return OK;
     }
@@ -95,9 +97,13 @@ static int check_gradients(struct bench_chain *chain, struct bench_model *model)
                : complain(FAILED, "a gradient is not the loss' derivative");
 }
 
-static int report(const struct bench_options *options, int argc, char **argv,
-                  const struct bench_result *result)
+/* Tells how the run went. */
+static int end(const struct bench_chain *chain, const struct bench_options *options, int argc,
+               char **argv, const struct bench_result *result)
 {
+    if (chain->status != FP8PIPE_OK) {
+        return complain(FAILED, chain->sentence);
+    }
     bench_report_print(stdout, options, result);
     if (options->json && bench_report_json(options->json, argc, argv, options, result) != 0) {
         return complain(FAILED, "the JSON file could not be written");
@@ -122,11 +128,18 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
     if (code != OK) {
         return code;
     }
+    if (options->cosine) {
+        result.has_cosine = true;
+        bench_cosine_measure(&chain, options, &result.cosine);
+        if (!isfinite(result.cosine.median) || !isfinite(result.cosine.worst)) {
+            snprintf(result.fault, sizeof(result.fault), "a gradient is not finite");
+        }
+        return end(&chain, options, argc, argv, &result);
+    }
     model = bench_model_create(&chain, options, options->check ? CHECK_PASSES : passes);
     if (!model) {
         return complain(FAILED, chain.sentence);
     }
-    result.parameters = model->parameter_count;
     if (options->check) {
         code = check_gradients(&chain, model);
         bench_model_destroy(model);
@@ -142,8 +155,7 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
         result.has_floor = true;
         bench_floor_measure(&chain, options, result.backend, &result.floor);
     }
-    return chain.status == FP8PIPE_OK ? report(options, argc, argv, &result)
-                                      : complain(FAILED, chain.sentence);
+    return end(&chain, options, argc, argv, &result);
 }
 
 int main(int argc, char **argv)

@@ -89,6 +89,12 @@ losses() {
     run "$1" --loss_run 30 --lr 1e-3 && positive loss && grep -q 'mean loss' "$work/out"
 }
 
+cosines() {
+    run "$1" --cosine && positive cosine_median &&
+        awk -v value="$(number cosine_median)" 'BEGIN { exit !(value > 0.98 && value < 1) }' ||
+        { cat "$work/out"; return 1; }
+}
+
 # ---- Every backend -------------------------------------------------------------------------------
 
 backend_tests() {
@@ -100,9 +106,12 @@ backend_tests() {
     done
     ok "$b: float32 weight gradients" same_loss 1e-3 "$b --dtype fp8" \
         "$b --dtype fp8 --grad_dtype fp32"
-    ok "$b: a lane for weight gradients changes nothing" same_loss 0 "$b --lanes 1" "$b --lanes 2"
-    ok "$b: issuing inline changes nothing" same_loss 0 "$b" "$b --issue inline --lanes 2"
-    ok "$b: a norm in every step changes nothing" same_loss 0 "$b" "$b --grad_norm"
+    ok "$b: a lane for weight gradients changes nothing" same_loss 0 \
+        "$b --fixed_plans --lanes 1" "$b --fixed_plans --lanes 2"
+    ok "$b: issuing inline changes nothing" same_loss 0 \
+        "$b --fixed_plans" "$b --fixed_plans --issue inline --lanes 2"
+    ok "$b: a norm in every step changes nothing" same_loss 0 \
+        "$b --fixed_plans" "$b --fixed_plans --grad_norm"
     ok "$b: bf16 is near float32" same_loss 1e-2 "$b --dtype fp32" "$b --dtype bf16"
     ok "$b: FP8 is near float32" same_loss 2e-2 "$b --dtype fp32" "$b --dtype fp8"
     ok "$b: sizes that fit no alignment" timed "$b" --batch_size 1 --seq_length 3 --hidden_size 24 \
@@ -111,6 +120,7 @@ backend_tests() {
     ok "$b: the floor" run "$b" --floor
     ok "$b: the floor's numbers" positive floor_ms over_floor copy_bytes_per_s
     ok "$b: losses on fresh batches" losses "$b"
+    ok "$b: FP8's weight gradients point where bf16's do" cosines "$b"
     ok "$b: no time for a run that is not finite" not_finite "$b"
 }
 
