@@ -277,29 +277,30 @@ template <int DTYPE> FP8PIPE_DEVICE values widen(const raw<DTYPE> &u)
 template <int DTYPE> FP8PIPE_DEVICE raw<DTYPE> narrow(const values &v)
 {
     raw<DTYPE> u;
-    bool nan = false;
 
-    if (DTYPE == FP8PIPE_FP32) {
+    if constexpr (DTYPE == FP8PIPE_FP32) {
 #pragma unroll
         for (int i = 0; i < UNIT; i++)
-            u.word[i % raw<DTYPE>::WORDS] = fp8pipe_float_bits(v[i]);
-        return u;
-    }
-#pragma unroll
-    for (int i = 0; i < UNIT / 2; i++)
-        u.word[i] = detail::narrow_pair<DTYPE>(v[2 * i], v[2 * i + 1]);
-#pragma unroll
-    for (int i = 0; i < UNIT; i++)
-        nan |= !(v[i] == v[i]);
-    /* The instructions give one NaN for all. */
-    if (nan)
+            u.word[i] = fp8pipe_float_bits(v[i]);
+    } else {
+        bool nan = false;
+
 #pragma unroll
         for (int i = 0; i < UNIT / 2; i++)
-            u.word[i] = DTYPE == FP8PIPE_BF16
-                            ? fp8pipe_bf16_from_float(v[2 * i]) |
-                                  (uint32_t)fp8pipe_bf16_from_float(v[2 * i + 1]) << 16
-                            : fp8pipe_fp16_from_float(v[2 * i]) |
-                                  (uint32_t)fp8pipe_fp16_from_float(v[2 * i + 1]) << 16;
+            u.word[i] = detail::narrow_pair<DTYPE>(v[2 * i], v[2 * i + 1]);
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            nan |= !(v[i] == v[i]);
+        /* The instructions give one NaN for all. */
+        if (nan)
+#pragma unroll
+            for (int i = 0; i < UNIT / 2; i++)
+                u.word[i] = DTYPE == FP8PIPE_BF16
+                                ? fp8pipe_bf16_from_float(v[2 * i]) |
+                                      (uint32_t)fp8pipe_bf16_from_float(v[2 * i + 1]) << 16
+                                : fp8pipe_fp16_from_float(v[2 * i]) |
+                                      (uint32_t)fp8pipe_fp16_from_float(v[2 * i + 1]) << 16;
+    }
     return u;
 }
 

@@ -375,7 +375,9 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
                     *(uint2 *)(t.row + offset<WHOLE>(first + i * blockDim.y, t.row_stride) + col) =
                         make_uint2(0, 0);
     }
-    if (FORMAT != NO_FORMAT)
+    if constexpr (FORMAT == NO_FORMAT)
+        publish_scale(t);
+    else
         gathered_publish<F, EXTREMES>(job, g);
 }
 

@@ -54,6 +54,20 @@ template <int DTYPE>
 struct fp8pipe_cuda::detail::folding<identity<DTYPE>> : identity_folding<DTYPE> {
 };
 
+/* What is tried with bench/kernels --variants. */
+template <int DTYPE> struct identity_tuning {
+    typedef fp8pipe_cuda::detail::row_shape<4, 4, 6> rows;
+    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 4, 8, 1, false> tiles;
+};
+template <> struct identity_tuning<FP8PIPE_FP32> {
+    typedef fp8pipe_cuda::detail::row_shape<4, 4, 4> rows;
+    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
+};
+
+template <int DTYPE>
+struct fp8pipe_cuda::detail::tuning<identity<DTYPE>> : identity_tuning<DTYPE> {
+};
+
 static inline fp8pipe_quantize_target quantize_target(const struct kernel_quantize_args &args)
 {
     fp8pipe_quantize_target t = {};
