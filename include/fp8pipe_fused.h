@@ -2,8 +2,8 @@
  * libfp8pipe: what lies between linear layers, fused with the quantize that follows it.
  *
  *   fp8pipe_tensor_call   a quantize whose values come from a kernel of the caller's, written as a
- *                         functor of a few lines with fp8pipe_quantize.cuh (CUDA) or as a C function
- *                         (host)
+ *                         functor of a few lines with fp8pipe_quantize.cuh (CUDA) or as a C
+ *                         function (host)
  *   fp8pipe_modulate      x' = x + gate * y -> LayerNorm or RMSNorm -> (1 + scale) * n + shift
  *   fp8pipe_activation    GELU, SiLU, SwiGLU
  *   and the backward of both
@@ -24,8 +24,10 @@ extern "C" {
 /*
  * Where a fused op's quantized result goes. `tensor` NULL: nowhere, the rest is then not read.
  * As struct fp8pipe_quantize_op otherwise: `tensor` is filled, max|value| is folded into the slot
- * unless the op is flagged NO_AMAX, column_sums (FP32, one a column; absent: none) (+)= the sum over
- * rows of the values, in float32, in a fixed order.
+ * unless the op is flagged NO_AMAX, column_sums (FP32, one a column; absent: none) (+)= the sum
+ * over rows of the values, in float32, in a fixed order. What is quantized is the value in float32,
+ * not a result as rounded to its dtype. Ops without rows or columns fill the tensor (it has no
+ * bytes then), set the sums to 0 or leave them when accumulating, and touch no amax.
  */
 struct fp8pipe_quantized {
     struct fp8pipe_tensor *tensor;
@@ -42,9 +44,10 @@ struct fp8pipe_quantized {
 
 /*
  * What a fused quantize kernel is told: where the FP8 bytes of values [rows, cols] go, and by what
- * they are scaled. Made by the library for one call of a fp8pipe_quantize_fn; all pointers are memory
- * of the backend, used in the stream's order only. fp8pipe_quantize.cuh and fp8pipe_quantize_host()
- * do all that it asks; nobody else needs to read it.
+ * they are scaled. Made by the library for one call of a fp8pipe_quantize_fn, and gone when that
+ * returns; all pointers are memory of the backend, used in the stream's order only.
+ * fp8pipe_quantize.cuh and fp8pipe_quantize_host() do all that it asks; nobody else needs to read
+ * it. scale_inv NULL: there is no tensor, and all pointers are NULL.
  */
 struct fp8pipe_quantize_target {
     int64_t rows;
@@ -53,13 +56,14 @@ struct fp8pipe_quantize_target {
     float scale_numerator;     /* fp8_max * 2^-margin: a scale is this / amax */
     const float *scale;        /* of the slot */
     const int32_t *has_scale;  /* of the slot; read only where own_amax is not NULL */
-    uint32_t *own_amax;        /* NULL: the slot is known to have a scale. Else a pass in front folds
-                                  the values' amax here (0 before it); skipped if *has_scale is set */
-    float *scale_inv;          /* written: 1 / scale */
+    uint32_t *own_amax;        /* NULL: the slot is known to have a scale. Else a pass in front
+                                  folds the values' amax here (0 before it); skipped if *has_scale
+                                  is set */
+    float *scale_inv;          /* written: 1 / scale, what codes are multiplied by to get values */
     uint8_t *row;              /* [rows, row_stride], or NULL; 16-byte aligned */
-    int64_t row_stride;        /* a multiple of 16 >= cols; bytes beyond cols are written as 0 */
+    int64_t row_stride;        /* bytes, a multiple of 16 >= cols; those beyond cols become 0 */
     uint8_t *transposed;       /* [cols, transposed_stride], or NULL */
-    int64_t transposed_stride; /* a multiple of 16 >= rows; bytes beyond rows are written as 0 */
+    int64_t transposed_stride; /* bytes, a multiple of 16 >= rows; those beyond rows become 0 */
     uint32_t *amax;            /* history[0] of the slot, bits of float32; NULL: not folded */
     float *partials;           /* [ceil(rows / 64), cols]: sums over each 64 rows; NULL: none */
     uint64_t *extremes;        /* [2]: saturated, flushed are added; NULL: not counted */
@@ -67,16 +71,21 @@ struct fp8pipe_quantize_target {
 
 /*
  * Runs on the launcher, at issue, as the function of a fp8pipe_call does, and under its rules: fn
- * may only enqueue, on fp8pipe_stream_cuda(stream), what fp8pipe_quantize.cuh launches, or
- * fp8pipe_quantize_host(), exactly once with the target it was given. A status other than FP8PIPE_OK
- * fails the op. With a NULL tensor the target has no outputs (row, transposed, amax, partials NULL).
+ * may only enqueue: once fp8pipe_cuda::quantize() of fp8pipe_quantize.cuh, or on the host backend
+ * fp8pipe_quantize_host(), with the stream and the target it was given; before and after that, what
+ * the function of a fp8pipe_call may. A status other than FP8PIPE_OK fails the op, as does, on the
+ * host, FP8PIPE_OK without values (FP8PIPE_ECALL). With a NULL tensor the target has no outputs.
  */
 typedef enum fp8pipe_status fp8pipe_quantize_fn(struct fp8pipe_stream *stream,
                                                 const struct fp8pipe_quantize_target *target,
                                                 void *arg);
 
-/* Values [rows, cols], computed by fn's kernel, into out.tensor. arg, arg_bytes: as
- * fp8pipe_call_op. rows or cols 0: fn is not called. */
+/*
+ * Values [rows, cols], computed by fn's kernel, into out.tensor. arg, arg_bytes: as
+ * fp8pipe_call_op. rows or cols 0: fn is not called. Flag: FP8PIPE_NO_AMAX.
+ * Ownership  what fn's kernel reads lives until the ticket is done.
+ * Blocks     as every submit: only while the ring is full.
+ */
 struct fp8pipe_tensor_call_op {
     size_t size;
     struct fp8pipe_submit submit;
@@ -98,11 +107,17 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_tensor_call(struct fp8pipe *pipe,
 
 /*
  * The host's counterpart of fp8pipe_quantize.cuh. From inside a fp8pipe_quantize_fn on the host
- * backend (ENOTSUP on CUDA): enqueues a pass that calls values(arg, row, out) once for each row, in
- * order, in stream order, on the lane's executor; it computes the row's target->cols float32 values
- * into `out` (and may write results of its own); the library then does what the target asks.
- * arg_bytes > 0: `arg` is copied now (up to FP8PIPE_ARG_MAX bytes); 0: it must live until the op is
+ * backend: enqueues a pass that calls values(arg, row, out) once for each row, in ascending order,
+ * in stream order, on the lane's executor; it computes the row's target->cols float32 values into
+ * `out` (and may write results of its own), under the rules for the work of fp8pipe_host_enqueue();
+ * the library then does what the target asks. Skipped once the pipe has failed.
+ * It takes temporary memory of 64 rows in float32; of all rows while the slot may lack a scale.
+ * arg_bytes > 0: `arg` is copied now (up to FP8PIPE_ARG_MAX bytes); 0: it lives until the op is
  * done.
+ * Returns    OK, ENOTSUP (a stream of CUDA), EINVAL (also if the thread is not inside a
+ *            fp8pipe_quantize_fn with this stream and target, or has given its values already),
+ *            ENOMEM.
+ * Blocks     while the executor's queue is full.
  */
 typedef void fp8pipe_values_fn(void *arg, int64_t row, float *out);
 FP8PIPE_API enum fp8pipe_status
@@ -119,29 +134,34 @@ enum fp8pipe_norm { FP8PIPE_NORM_NONE = 0, FP8PIPE_NORM_LAYER = 1, FP8PIPE_NORM_
  *   x'[i,c] = x[i,c] + gate[r,c] * y[i,c]            (y absent: x' = x; gate absent: 1)
  *   LAYER:  mean[i] = sum_c x' / H;  rstd[i] = 1 / sqrt(sum_c (x' - mean)^2 / H + epsilon)
  *   RMS:    mean[i] = 0;             rstd[i] = 1 / sqrt(sum_c x'^2 / H + epsilon)
- *   n = (x' - mean) * rstd, then n * weight[c] + bias[c] where given   (NONE: n = x')
+ *   n = (x' - mean) * rstd (NONE: n = x'), then n * weight[c] + bias[c] where given
  *   z = n * (1 + scale[r,c]) + shift[r,c]            (each absent: 0)
- * in float32, of x' as it is stored (rounded to x_out's dtype where x_out is given). Everything but x
- * may be absent; gate, scale and shift have G rows and H columns, G = M, 1, or any with rows_of, whose
- * entries the caller keeps below G (a device array: it is not checked).
+ * in float32, of x' as it is stored (rounded to x_out's dtype where x_out is given). Everything
+ * but x may be absent, but a gate is for a y; gate, scale and shift have G rows and H columns, G = M,
+ * 1, or any with rows_of, whose entries the caller keeps in 0 .. G-1 (a device array: it is not
+ * checked). Outputs are apart from all operands and each other, but x_out may be x itself: its data,
+ * stride and dtype. out quantizes z. M or H 0: no value is written but column sums, of no rows.
+ * Flags: NO_AMAX. The same bits on both backends, but for the sign and payload of NaNs, and the
+ * order of out.column_sums.
+ * Returns  OK; EINVAL, ENOMEM, and what all submits return.
  */
 struct fp8pipe_modulate_op {
     size_t size;
     struct fp8pipe_submit submit;
-    struct fp8pipe_matrix x;     /* [M, H], any dtype */
-    struct fp8pipe_matrix y;     /* NONE, or [M, H], any dtype */
-    struct fp8pipe_matrix gate;  /* NONE, or [G, H], any dtype */
-    struct fp8pipe_matrix x_out; /* NONE, or [M, H]: x'; may be x itself, or is apart from all */
+    struct fp8pipe_matrix x;     /* [M, H], any dtype, as all matrices here */
+    struct fp8pipe_matrix y;     /* NONE, or [M, H] */
+    struct fp8pipe_matrix gate;  /* NONE, or [G, H] */
+    struct fp8pipe_matrix x_out; /* NONE, or [M, H]: x' */
     struct fp8pipe_matrix scale; /* NONE, or [G, H] */
-    struct fp8pipe_matrix shift; /* NONE, or [G, H], of scale's dtype where both are given */
+    struct fp8pipe_matrix shift; /* NONE, or [G, H] */
     const int32_t *rows_of;      /* device, [M], or NULL */
     enum fp8pipe_norm norm;
     float epsilon;                /* > 0 with a norm */
     struct fp8pipe_vector weight; /* FP32, H entries, or absent */
     struct fp8pipe_vector bias;   /* FP32, H entries, or absent */
-    float *mean;                  /* device, [M], or NULL: kept for backward */
+    float *mean;                  /* device, [M], or NULL: kept for backward; NONE writes neither */
     float *rstd;                  /* device, [M], or NULL */
-    struct fp8pipe_matrix z;      /* NONE, or [M, H], any dtype: the result in high precision */
+    struct fp8pipe_matrix z;      /* NONE, or [M, H]: the result in high precision */
     struct fp8pipe_quantized out; /* the result, quantized */
 };
 #define FP8PIPE_MODULATE_OP_INIT                                                                   \
@@ -157,24 +177,29 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_modulate(struct fp8pipe *pipe,
 
 /*
  * Backward of fp8pipe_modulate, from dz, the gradient of z, and dx_out, that of x' by all other
- * ways (absent: 0). With n as above, D = dx_out + the norm's backward of dz * (1 + scale):
+ * ways (absent: 0). With n as above, D = dx_out + the norm's backward of dz * (1 + scale) * weight:
  *   dx = D;  dy = gate * D;  dgate[r] = sum over r's tokens of D * y
  *   dscale[r] = sum of dz * n;  dshift[r] = sum of dz;
  *   dweight = sum over tokens of dz * (1 + scale) * (n before weight);  dbias likewise of
  *   dz * (1 + scale)
  * Sums over tokens are float32 in a fixed order; an operand with G = M rows and no rows_of has
- * nothing to sum. rows_of must not decrease. dgate, dscale and dshift are [G, H]: set, not added to;
- * rows without tokens become 0. dweight and dbias are set, or added to with accumulate. Each output
- * may be absent. `out` quantizes dy where y is given, else dx. mean and rstd are the forward's.
- * The float32 sums need temporary memory of at most 3 * ceil(M / 64) + 3 * G rows of H float32.
+ * nothing to sum. rows_of must not decrease. dgate, dscale and dshift are [G, H], with the rows of
+ * gate and scale where those are given: set, not added to; rows without tokens become 0. dweight
+ * and dbias are set, or added to with accumulate. Each output may be absent; they are apart from all
+ * operands and each other, but dx may be dx_out itself: its data, stride and dtype. `out` quantizes
+ * dy where y is given, else dx. mean and rstd are the forward's; NONE reads neither, RMS only rstd.
+ * The float32 sums need temporary memory of at most 5 * ceil(M / 64) + 3 * G rows of H float32 and
+ * 2 * M more.
+ * Flags: NO_AMAX. The same bits on both backends, as the forward.
+ * Returns  OK; EINVAL, ENOMEM, and what all submits return.
  */
 struct fp8pipe_modulate_backward_op {
     size_t size;
     struct fp8pipe_submit submit;
-    struct fp8pipe_matrix dz;     /* NONE (0), or [M, H], any dtype */
+    struct fp8pipe_matrix dz;     /* NONE (0), or [M, H], any dtype, as all matrices here */
     struct fp8pipe_matrix dx_out; /* NONE, or [M, H] */
     struct fp8pipe_matrix x_out;  /* [M, H]: x' as stored by the forward */
-    struct fp8pipe_matrix y;      /* as in the forward; read for dgate only */
+    struct fp8pipe_matrix y;      /* as in the forward; read for dgate, which needs it, only */
     struct fp8pipe_matrix gate;
     struct fp8pipe_matrix scale;
     const int32_t *rows_of;
@@ -184,9 +209,9 @@ struct fp8pipe_modulate_backward_op {
     struct fp8pipe_vector bias; /* read for dscale only */
     const float *mean;
     const float *rstd;
-    struct fp8pipe_matrix dx; /* may be dx_out itself */
+    struct fp8pipe_matrix dx;
     struct fp8pipe_matrix dy;
-    struct fp8pipe_matrix dgate;  /* [G, H], any dtype, as the next two */
+    struct fp8pipe_matrix dgate; /* [G, H], as the next two */
     struct fp8pipe_matrix dscale;
     struct fp8pipe_matrix dshift;
     struct fp8pipe_vector dweight; /* FP32 */
@@ -209,8 +234,11 @@ fp8pipe_modulate_backward(struct fp8pipe *pipe, const struct fp8pipe_modulate_ba
 /* ---- Activations --------------------------------------------------------------------------- */
 
 /*
- * y = activation(x), in float32. SWIGLU: x is [M, 2N], y[i,c] = silu(x[i,c]) * x[i,N+c].
- * `bias` (x.cols entries, any dtype, or absent) is added to x first.
+ * y = activation(x + bias), in float32; the values are y's. SWIGLU: x is [M, 2N],
+ * y[i,c] = silu(x[i,c]) * x[i,N+c], both with their bias. Before they are rounded, values are off by
+ * at most 2.5e-7 |x|; they are the same bits on both backends (NaNs but for sign and payload).
+ * Flag: FP8PIPE_NO_AMAX. At least one of y and out.tensor is given.
+ * Ownership  the matrices live until the ticket is done.
  */
 struct fp8pipe_activation_op {
     size_t size;
@@ -218,8 +246,9 @@ struct fp8pipe_activation_op {
     enum fp8pipe_activation activation; /* not NONE */
     int32_t reserved;                   /* 0 */
     struct fp8pipe_matrix x;            /* [M, N], or [M, 2N] for SWIGLU; any dtype */
-    struct fp8pipe_vector bias;
-    struct fp8pipe_matrix y;            /* NONE, or [M, N], any dtype; may be x itself unless SWIGLU */
+    struct fp8pipe_vector bias;         /* x.cols entries of any dtype, or absent */
+    struct fp8pipe_matrix y;            /* NONE, or [M, N], any dtype; apart from x, or, unless
+                                           SWIGLU, x itself (its data, stride and dtype) */
     struct fp8pipe_quantized out;
 };
 #define FP8PIPE_ACTIVATION_OP_INIT                                                                 \
@@ -233,8 +262,9 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_activation(struct fp8pipe *pipe,
                                                    fp8pipe_ticket *ticket);
 
 /*
- * dx = dy * activation'(x + bias); SWIGLU: dx [M, 2N]. out.column_sums are then the gradient of the
- * bias that was added to x before the activation.
+ * dx = dy * activation'(x + bias), in float32; the values are dx's. SWIGLU: dx is [M, 2N], the
+ * gradient of both halves. out.column_sums are then the gradient of the bias that was added to x
+ * before the activation. Derivatives are off by at most 2.5e-7. Otherwise as fp8pipe_activation.
  */
 struct fp8pipe_activation_backward_op {
     size_t size;
@@ -244,8 +274,8 @@ struct fp8pipe_activation_backward_op {
     struct fp8pipe_matrix dy;   /* [M, N], any dtype */
     struct fp8pipe_matrix x;    /* as in the forward */
     struct fp8pipe_vector bias; /* as in the forward */
-    struct fp8pipe_matrix dx;   /* NONE, or of x's shape, any dtype; may be x itself, or dy unless
-                                   SWIGLU */
+    struct fp8pipe_matrix dx;   /* NONE, or of x's shape, any dtype; apart from x and dy, or, unless
+                                   SWIGLU, one of them itself */
     struct fp8pipe_quantized out;
 };
 #define FP8PIPE_ACTIVATION_BACKWARD_OP_INIT                                                        \

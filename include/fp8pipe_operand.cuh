@@ -54,6 +54,7 @@ struct place {
     int64_t col;  /* a multiple of UNIT */
     int count;    /* 1 to UNIT */
     bool writes;  /* false in the pass in front, which finds the amax alone: stores do nothing */
+    bool whole;   /* count is UNIT, and the functor has said that all of its accesses are aligned */
 };
 
 struct values {
@@ -209,16 +210,45 @@ FP8PIPE_DEVICE void view_check(const view &v, int64_t row, int64_t col, int coun
 }
 #endif
 
-template <int DTYPE>
+/* Address of an element. SMALL: `row` and the bytes of a row are below 2^32, one multiplication. */
+template <int DTYPE, bool SMALL>
 FP8PIPE_DEVICE char *view_at(const view &v, int64_t row, int64_t col)
 {
-    return v.data + (row * v.stride + col) * (int64_t)sizeof(typename element<DTYPE>::bits);
+    const int64_t bytes = sizeof(typename element<DTYPE>::bits);
+
+    if (SMALL)
+        return v.data + col * bytes + (uint64_t)(uint32_t)row * (uint32_t)(v.stride * bytes);
+    return v.data + (row * v.stride + col) * bytes;
 }
 
-/* Whether the unit at `col` may be moved in 16-byte pieces; `col` and the rest of its row exist. */
-template <int DTYPE> FP8PIPE_DEVICE bool view_whole(const view &v, int64_t offset)
+/* Whether units at a column that is `offset` more than a multiple of UNIT are 16-byte aligned. */
+template <int DTYPE> FP8PIPE_DEVICE bool view_aligned(const view &v, int64_t offset)
 {
     return v.aligned && offset % (16 / (int)sizeof(typename element<DTYPE>::bits)) == 0;
+}
+
+/* Whether units at a column that is `offset` more than a multiple of UNIT are 16-byte aligned, and
+ * rows and their bytes below 2^32: what place.whole stands for. */
+template <int DTYPE> inline bool view_whole(const view &v, int64_t offset)
+{
+    const int64_t bytes = sizeof(typename element<DTYPE>::bits);
+
+    return v.data != NULL && v.aligned && offset * bytes % 16 == 0 && v.rows <= UINT32_MAX &&
+           v.stride * bytes <= UINT32_MAX;
+}
+
+/* The unit at row, col; what lies beyond v.cols is 0. `whole`, best known to the compiler, says that
+ * nothing does, and what view_whole() says. */
+template <int DTYPE>
+FP8PIPE_DEVICE raw<DTYPE> view_load(const view &v, int64_t row, int64_t col, int64_t offset,
+                                    bool whole)
+{
+    if (whole)
+        return load_all<DTYPE>(view_at<DTYPE, true>(v, row, col + offset));
+    const char *p = view_at<DTYPE, false>(v, row, col + offset);
+    if (view_aligned<DTYPE>(v, offset) && col + offset + UNIT <= v.cols)
+        return load_all<DTYPE>(p);
+    return load_some<DTYPE>(p, v.cols - (col + offset));
 }
 
 template <int DTYPE> FP8PIPE_DEVICE uint32_t narrow_pair(float low, float high)
@@ -295,6 +325,13 @@ template <int DTYPE> struct operand {
         return o;
     }
 
+    /* Whether it may be used by a functor that says it is aligned; each col_offset is asked for by
+     * itself. Host code. */
+    bool aligned(int64_t col_offset = 0) const
+    {
+        return detail::view_whole<DTYPE>(view, col_offset);
+    }
+
     FP8PIPE_DEVICE raw<DTYPE> load(const place &at) const
     {
         return load(at, 0);
@@ -304,15 +341,11 @@ template <int DTYPE> struct operand {
     FP8PIPE_DEVICE raw<DTYPE> load(const place &at, int64_t col_offset) const
     {
         const int64_t row = rows_of != NULL ? rows_of[at.row] : at.row;
-        const int64_t col = at.col + col_offset;
 
 #ifdef FP8PIPE_DEBUG
-        detail::view_check(view, view.stride == 0 ? 0 : row, col, at.count);
+        detail::view_check(view, view.stride == 0 ? 0 : row, at.col + col_offset, at.count);
 #endif
-        const char *p = detail::view_at<DTYPE>(view, row, col);
-        if (detail::view_whole<DTYPE>(view, col_offset) && col + UNIT <= view.cols)
-            return detail::load_all<DTYPE>(p);
-        return detail::load_some<DTYPE>(p, view.cols - col);
+        return detail::view_load<DTYPE>(view, row, at.col, col_offset, at.whole);
     }
 };
 
@@ -327,6 +360,12 @@ template <int DTYPE> struct result {
 
         r.view = detail::view_of<DTYPE>(m, name);
         return r;
+    }
+
+    /* As of an operand. One without data is: it is not touched. */
+    bool aligned(int64_t col_offset = 0) const
+    {
+        return view.data == NULL || detail::view_whole<DTYPE>(view, col_offset);
     }
 
     FP8PIPE_DEVICE void store(const place &at, const values &v) const
@@ -345,11 +384,13 @@ template <int DTYPE> struct result {
         detail::view_check(view, at.row, col, at.count);
 #endif
         const raw<DTYPE> u = narrow<DTYPE>(v);
-        char *p = detail::view_at<DTYPE>(view, at.row, col);
-        if (detail::view_whole<DTYPE>(view, col_offset) && at.count == UNIT)
-            detail::store_all<DTYPE>(p, u);
+        if (at.whole)
+            detail::store_all<DTYPE>(detail::view_at<DTYPE, true>(view, at.row, col), u);
+        else if (detail::view_aligned<DTYPE>(view, col_offset) && at.count == UNIT)
+            detail::store_all<DTYPE>(detail::view_at<DTYPE, false>(view, at.row, col), u);
         else
-            detail::store_some<DTYPE>(p, u, at.count);
+            detail::store_some<DTYPE>(detail::view_at<DTYPE, false>(view, at.row, col), u,
+                                      at.count);
     }
 };
 } /* inline namespace */

@@ -16,6 +16,7 @@
 
 #include <float.h>
 #include <type_traits>
+#include <utility>
 
 #include <fp8pipe_fused.h>
 #include <fp8pipe_operand.cuh>
@@ -34,11 +35,10 @@ namespace detail
 enum {
     ROW_UNITS = 128,    /* the widest block of the rows kernels */
     ROW_THREADS = 256,
-    ROW_ROWS = 4,       /* of each thread */
     TILE_HEIGHT = 128,
     SUM_HEIGHT = 64,    /* rows of one partial sum */
     SLAB = 16,          /* rows that one warp sums */
-    GRID_Y = 65535,
+    GRID_MAX = 65535,   /* in y and z */
     NO_FORMAT = -1      /* no FP8 output */
 };
 
@@ -47,10 +47,10 @@ enum {
 /*
  * How tiles are worked on. ROWS rows, a multiple of 4, of one unit are a thread's; the loads of
  * FLIGHT of them are issued before the first is computed. BLOCKS fit on a multiprocessor. Blocks go
- * down GROUP tiles before they go on to the next column of tiles. PERSISTENT: as many blocks as
- * fit, each loads its next tile before it computes the one at hand.
+ * down GROUP tiles before they go on to the next column of tiles. A block works on TILES tiles, all
+ * in one column, AHEAD: it loads the next before it computes the one at hand.
  */
-template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, bool PERSISTENT_>
+template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int TILES_, bool AHEAD_>
 struct tile_shape {
     enum {
         ROWS = ROWS_,
@@ -58,25 +58,43 @@ struct tile_shape {
         UNITS = UNITS_,
         BLOCKS = BLOCKS_,
         GROUP = GROUP_,
+        TILES = TILES_,
         WIDTH = UNITS_ * UNIT,
         THREADS = UNITS_ * TILE_HEIGHT / ROWS_
     };
-    static constexpr bool PERSISTENT = PERSISTENT_;
+    static constexpr bool AHEAD = AHEAD_;
     static_assert(ROWS % 4 == 0 && ROWS % FLIGHT == 0, "four rows are transposed at a time");
     static_assert(UNITS % 8 == 0, "a warp has 8 units of 4 times 4 rows");
-    static_assert(!PERSISTENT || FLIGHT == ROWS, "what is loaded ahead is a whole tile");
+    static_assert(!AHEAD || FLIGHT == ROWS, "what is loaded ahead is a whole tile");
 };
 
-template <int FLIGHT_, int BLOCKS_> struct row_shape {
-    enum { FLIGHT = FLIGHT_, BLOCKS = BLOCKS_ };
-    static_assert(ROW_ROWS % FLIGHT == 0, "all rows of a thread are worked on");
+/* The same of what only streams. */
+template <int ROWS_, int FLIGHT_, int BLOCKS_> struct row_shape {
+    enum { ROWS = ROWS_, FLIGHT = FLIGHT_, BLOCKS = BLOCKS_ };
+    static_assert(ROWS % FLIGHT == 0, "all rows of a thread are worked on");
 };
 
 /* By what one unit of F loads, so that registers suffice: the more, the fewer rows in flight. */
 template <class F> struct tuning {
     enum { WORDS = sizeof(typename F::loaded) / 4, FLIGHT = WORDS <= 8 ? 4 : WORDS <= 20 ? 2 : 1 };
-    typedef row_shape<FLIGHT, WORDS <= 4 ? 4 : WORDS <= 20 ? 3 : 2> rows;
-    typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 3 : 2, 8, false> tiles;
+    typedef row_shape<4, FLIGHT, WORDS <= 4 ? 4 : WORDS <= 20 ? 3 : 2> rows;
+    typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : 2, 8, 1, false> tiles;
+};
+
+/* Whether F says, with a member bool aligned() const, that all of its accesses are aligned. */
+template <class F, class = void> struct alignment {
+    static constexpr bool KNOWN = false;
+    static bool of(const F &)
+    {
+        return false;
+    }
+};
+template <class F> struct alignment<F, std::void_t<decltype(std::declval<const F &>().aligned())>> {
+    static constexpr bool KNOWN = true;
+    static bool of(const F &functor)
+    {
+        return functor.aligned();
+    }
 };
 
 /* ---- Largest magnitude -------------------------------------------------------------------- */
@@ -219,14 +237,31 @@ static FP8PIPE_DEVICE void extremes_publish(const extremes &e, uint64_t *to)
 template <class F> struct job {
     fp8pipe_quantize_target target;
     F functor;
-    uint32_t tiles_down;
-    uint32_t tiles_across;
 };
 
-/* Columns that exist of the unit at `col`, at most UNIT, 0 or less: none. */
+/* Rows and columns. WHOLE: all that there are, and a block's more, are below 2^31. */
+template <bool WHOLE> using index = std::conditional_t<WHOLE, uint32_t, int64_t>;
+
+/* row * stride. WHOLE: both are below 2^32. */
+template <bool WHOLE> FP8PIPE_DEVICE uint64_t offset(int64_t row, int64_t stride)
+{
+    return WHOLE ? (uint64_t)(uint32_t)row * (uint32_t)stride : (uint64_t)(row * stride);
+}
+
+/* Columns that exist of the unit at `col`, at most UNIT, 0 or less: none. WHOLE: all or none. */
+template <bool WHOLE>
 static FP8PIPE_DEVICE int unit_count(const fp8pipe_quantize_target &t, int64_t col)
 {
-    return (int)min((int64_t)UNIT, t.cols - col);
+    if (WHOLE)
+        return (uint32_t)col < (uint32_t)t.cols ? (int)UNIT : 0;
+    return (int)max((int64_t)0, min((int64_t)UNIT, t.cols - col));
+}
+
+/* A place of which the compiler knows that it is whole, if it is. count > 0. */
+template <bool WHOLE>
+static FP8PIPE_DEVICE place place_of(int64_t row, int64_t col, int count, bool writes)
+{
+    return {row, col, WHOLE ? (int)UNIT : count, writes, WHOLE};
 }
 
 /* What a thread gathers over its units. */
@@ -235,16 +270,22 @@ struct gathered {
     extremes counts;
 };
 
+/* Of v, the first `count`; the rest become 0. */
+static FP8PIPE_DEVICE values values_cut(values v, int count)
+{
+    if (count < UNIT)
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            v[i] = i < count ? v[i] : 0.0f;
+    return v;
+}
+
 /* Computes one unit that exists. *v: its values, 0 beyond at.count. Returns its codes, likewise. */
 template <class F, int FORMAT, bool EXTREMES>
 FP8PIPE_DEVICE uint2 unit_run(const job<F> &job, const place &at, const typename F::loaded &in,
                               float scale, gathered &g, values &v)
 {
-    v = job.functor.compute(at, in);
-    if (at.count < UNIT)
-#pragma unroll
-        for (int i = 0; i < UNIT; i++)
-            v[i] = i < at.count ? v[i] : 0.0f;
+    v = values_cut(job.functor.compute(at, in), at.count);
     g.largest = folding<F>::fold(g.largest, in, v);
     const uint2 codes = fp8_cut(fp8_unit<FORMAT>(v, scale), at.count);
     if (EXTREMES)
@@ -264,56 +305,74 @@ FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
 
 /* ---- Rows --------------------------------------------------------------------------------- */
 
+/* Calls each(i, exists, place, in) for the rows of a thread, after FLIGHT of them were loaded. */
+template <class F, class SHAPE, bool WHOLE, class EACH>
+FP8PIPE_DEVICE void rows_run(const job<F> &job, index<WHOLE> first, index<WHOLE> col, int count,
+                             bool writes, const EACH &each)
+{
+    enum { FLIGHT = SHAPE::FLIGHT };
+    const index<WHOLE> rows = (index<WHOLE>)job.target.rows;
+
+#pragma unroll
+    for (int batch = 0; batch < SHAPE::ROWS; batch += FLIGHT) {
+        typename F::loaded in[FLIGHT];
+
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const index<WHOLE> row = first + (batch + i) * blockDim.y;
+
+            if (row < rows)
+                in[i] = job.functor.load(place_of<WHOLE>(row, col, count, writes));
+        }
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const index<WHOLE> row = first + (batch + i) * blockDim.y;
+
+            each(batch + i, row < rows, place_of<WHOLE>(row, col, count, writes), in[i]);
+        }
+    }
+}
+
 /* FORMAT NO_FORMAT: only the functor's own results are written. */
-template <class F, int FORMAT, bool EXTREMES>
+template <class F, int FORMAT, bool EXTREMES, bool WHOLE>
 static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
     rows_kernel(const __grid_constant__ job<F> job)
 {
-    enum { FLIGHT = tuning<F>::rows::FLIGHT };
+    typedef index<WHOLE> number;
     const fp8pipe_quantize_target &t = job.target;
-    const int64_t col = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
-    const int64_t step = (int64_t)gridDim.y * blockDim.y * ROW_ROWS;
-    int64_t first = (int64_t)blockIdx.y * blockDim.y * ROW_ROWS + threadIdx.y;
-    const int count = unit_count(t, col);
+    const number rows = (number)t.rows;
+    const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
+    const number step = (number)gridDim.y * (blockDim.y * tuning<F>::rows::ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * tuning<F>::rows::ROWS) + threadIdx.y;
+    const int count = unit_count<WHOLE>(t, col);
     gathered g = {};
 
     if (count > 0) {
-        for (; first < t.rows; first += step) {
-#pragma unroll
-            for (int batch = 0; batch < ROW_ROWS; batch += FLIGHT) {
-                typename F::loaded in[FLIGHT];
+        for (; first < rows; first += step) {
+            float scale = 1.0f;
 
-#pragma unroll
-                for (int i = 0; i < FLIGHT; i++) {
-                    const place at = {first + (batch + i) * (int64_t)blockDim.y, col, count, true};
-
-                    if (at.row < t.rows)
-                        in[i] = job.functor.load(at);
-                }
-                /* Read after the loads are on their way; all but the first time from a cache. */
-                const float scale = FORMAT == NO_FORMAT ? 1.0f : target_scale(t);
-#pragma unroll
-                for (int i = 0; i < FLIGHT; i++) {
-                    const place at = {first + (batch + i) * (int64_t)blockDim.y, col, count, true};
+            rows_run<F, typename tuning<F>::rows, WHOLE>(
+                job, first, col, count, true,
+                [&](int i, bool exists, const place &at, const typename F::loaded &in) {
                     values v;
 
-                    if (at.row >= t.rows)
-                        continue;
-                    if (FORMAT == NO_FORMAT) {
-                        (void)job.functor.compute(at, in[i]);
-                        continue;
-                    }
-                    const uint2 codes =
-                        unit_run<F, FORMAT, EXTREMES>(job, at, in[i], scale, g, v);
-                    *(uint2 *)(t.row + at.row * t.row_stride + col) = codes;
-                }
-            }
+                    /* Read after the loads are on their way; all but the first time from a cache. */
+                    if (FORMAT != NO_FORMAT && i == 0)
+                        scale = target_scale(t);
+                    if (!exists)
+                        return;
+                    if constexpr (FORMAT == NO_FORMAT)
+                        (void)job.functor.compute(at, in);
+                    else
+                        *(uint2 *)(t.row + offset<WHOLE>(at.row, t.row_stride) + col) =
+                            unit_run<F, FORMAT, EXTREMES>(job, at, in, scale, g, v);
+                });
         }
-    } else if (FORMAT != NO_FORMAT && col < t.row_stride) {
-        for (; first < t.rows; first += step)
-            for (int i = 0; i < ROW_ROWS; i++)
-                if (first + i * (int64_t)blockDim.y < t.rows)
-                    *(uint2 *)(t.row + (first + i * (int64_t)blockDim.y) * t.row_stride + col) =
+    } else if (FORMAT != NO_FORMAT && col < (number)t.row_stride) {
+        for (; first < rows; first += step)
+            for (int i = 0; i < tuning<F>::rows::ROWS; i++)
+                if (first + i * blockDim.y < rows)
+                    *(uint2 *)(t.row + offset<WHOLE>(first + i * blockDim.y, t.row_stride) + col) =
                         make_uint2(0, 0);
     }
     if (FORMAT != NO_FORMAT)
@@ -321,46 +380,28 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
 }
 
 /* The pass in front: the amax of all values into *to. Nothing is read if *skip_if is set. */
-template <class F>
+template <class F, bool WHOLE>
 static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
     amax_kernel(const __grid_constant__ job<F> job, const int32_t *skip_if, uint32_t *to)
 {
-    enum { FLIGHT = tuning<F>::rows::FLIGHT };
-    const fp8pipe_quantize_target &t = job.target;
-    const int64_t col = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
-    const int64_t step = (int64_t)gridDim.y * blockDim.y * ROW_ROWS;
-    int64_t first = (int64_t)blockIdx.y * blockDim.y * ROW_ROWS + threadIdx.y;
-    const int count = unit_count(t, col);
+    typedef index<WHOLE> number;
+    const number rows = (number)job.target.rows;
+    const number col = ((number)blockIdx.x * blockDim.x + threadIdx.x) * UNIT;
+    const number step = (number)gridDim.y * (blockDim.y * tuning<F>::rows::ROWS);
+    number first = (number)blockIdx.y * (blockDim.y * tuning<F>::rows::ROWS) + threadIdx.y;
+    const int count = unit_count<WHOLE>(job.target, col);
     uint32_t largest = 0;
 
     if (skip_if != NULL && *skip_if != 0)
         return;
-    for (; count > 0 && first < t.rows; first += step)
-#pragma unroll
-        for (int batch = 0; batch < ROW_ROWS; batch += FLIGHT) {
-            typename F::loaded in[FLIGHT];
-
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                const place at = {first + (batch + i) * (int64_t)blockDim.y, col, count, false};
-
-                if (at.row < t.rows)
-                    in[i] = job.functor.load(at);
-            }
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                const place at = {first + (batch + i) * (int64_t)blockDim.y, col, count, false};
-
-                if (at.row >= t.rows)
-                    continue;
-                values v = job.functor.compute(at, in[i]);
-                if (count < UNIT)
-#pragma unroll
-                    for (int j = 0; j < UNIT; j++)
-                        v[j] = j < count ? v[j] : 0.0f;
-                largest = folding<F>::fold(largest, in[i], v);
-            }
-        }
+    for (; count > 0 && first < rows; first += step)
+        rows_run<F, typename tuning<F>::rows, WHOLE>(
+            job, first, col, count, false,
+            [&](int, bool exists, const place &at, const typename F::loaded &in) {
+                if (exists)
+                    largest = folding<F>::fold(largest, in,
+                                               values_cut(job.functor.compute(at, in), at.count));
+            });
     amax_publish(folding<F>::bits(largest), to);
 }
 
@@ -398,44 +439,46 @@ template <int WIDTH> struct transposed_tile {
     static_assert(CHUNKS == 8, "8 chunks of 16 bytes are one pass over the banks");
     uint4 chunk[WIDTH * CHUNKS];
 
-    static FP8PIPE_DEVICE int at(int col, int chunk)
-    {
-        return col * CHUNKS + (chunk ^ (col / UNIT % CHUNKS));
-    }
-
     /* The unit at column `col` of the rows 4 * group .. 4 * group + 3. */
-    FP8PIPE_DEVICE void put(int col, int group, const uint2 codes[4])
+    FP8PIPE_DEVICE void put(unsigned col, unsigned group, const uint2 codes[4])
     {
-        uint32_t *words = (uint32_t *)chunk;
+        const unsigned part = group / 4 ^ (col / UNIT % CHUNKS);
+        uint32_t *to = (uint32_t *)chunk + (col * CHUNKS + part) * 4 + group % 4;
         uint32_t out[UNIT];
 
         bytes_transpose(out, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
         bytes_transpose(out + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
 #pragma unroll
         for (int i = 0; i < UNIT; i++)
-            words[at(col + i, group / 4) * 4 + group % 4] = out[i];
+            to[i * CHUNKS * 4] = out[i];
     }
 
     /*
      * After a barrier: writes the tile at column `col`, row `row` of the matrix before it was
-     * transposed. `to` has `cols` rows of `stride` bytes, all of which are written.
+     * transposed. `to` has `cols` rows of `stride` bytes, all of which are written. SMALL: cols and
+     * stride are below 2^31.
      */
-    template <int THREADS>
+    template <int THREADS, bool SMALL>
     FP8PIPE_DEVICE void write(uint8_t *to, int64_t stride, int64_t row, int64_t col,
                               int64_t cols) const
     {
-        uint8_t *corner = to + col * stride + row;
-        const int columns = (int)min((int64_t)WIDTH, cols - col);
-        const int bytes = (int)min((int64_t)TILE_HEIGHT, stride - row);
+        enum { STEP = THREADS / CHUNKS };
+        static_assert(THREADS % CHUNKS == 0 && WIDTH % STEP == 0, "whole columns each time");
+        const unsigned part = threadIdx.x % CHUNKS;
+        const unsigned first = threadIdx.x / CHUNKS;
+        uint8_t *corner = to + row + part * 16;
+        const int left = (int)min((int64_t)WIDTH, cols - col);
 
+        if (part * 16 < (unsigned)min((int64_t)TILE_HEIGHT, stride - row))
 #pragma unroll
-        for (int i = threadIdx.x; i < WIDTH * CHUNKS; i += THREADS) {
-            const int c = i / CHUNKS;
-            const int part = i % CHUNKS;
+            for (unsigned i = 0; i < WIDTH; i += STEP) {
+                const unsigned c = first + i;
+                const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % CHUNKS))];
 
-            if (c < columns && part * 16 < bytes)
-                *(uint4 *)(corner + c * stride + part * 16) = chunk[at(c, part)];
-        }
+                if ((int)c < left)
+                    *(uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
+                                               : (uint64_t)((col + c) * stride))) = *from;
+            }
     }
 };
 
@@ -446,7 +489,7 @@ template <int WIDTH> struct sums_tile {
     float slab[TILE_HEIGHT / SLAB][WIDTH];
 
     /* `sum`: the thread's, over its 4 rows. Lanes 8 and 16 apart have the other rows. */
-    FP8PIPE_DEVICE void put(int col, int group, const float sum[UNIT])
+    FP8PIPE_DEVICE void put(unsigned col, unsigned group, const float sum[UNIT])
     {
         float all[UNIT];
 
@@ -488,134 +531,116 @@ struct nothing {
 
 /* ---- Tiles -------------------------------------------------------------------------------- */
 
-/* Row (down) and column (across), in tiles, of the n-th tile to be worked on. */
-struct tile_index {
-    uint32_t down;
-    uint32_t across;
-};
-
-template <int GROUP>
-FP8PIPE_DEVICE tile_index tile_find(uint32_t n, uint32_t tiles_down, uint32_t tiles_across)
-{
-    if (GROUP == 1)
-        return {n / tiles_across, n % tiles_across};
-    const uint32_t first = n / (GROUP * tiles_across) * GROUP;
-    const uint32_t rest = n - first * tiles_across;
-    const uint32_t height = min((uint32_t)GROUP, tiles_down - first);
-    return {first + rest % height, rest / height};
-}
-
 /* Where a thread stands in a tile: a warp has 8 units of 4 groups of 4 rows. */
 template <class SHAPE> struct tile_thread {
     enum { BANDS = SHAPE::UNITS / 8, QUAD_HEIGHT = TILE_HEIGHT / (SHAPE::ROWS / 4) };
-    int col;   /* of its unit, in the tile */
-    int group; /* of its first four rows */
+    unsigned col;   /* of its unit, in the tile */
+    unsigned group; /* of its first four rows */
 
     FP8PIPE_DEVICE tile_thread()
-        : col(((int)threadIdx.x / 32 % BANDS * 8 + (int)threadIdx.x % 8) * UNIT),
-          group((int)threadIdx.x / 32 / BANDS * 4 + (int)threadIdx.x % 32 / 8)
+        : col((threadIdx.x / 32 % BANDS * 8 + threadIdx.x % 8) * UNIT),
+          group(threadIdx.x / 32 / BANDS * 4 + threadIdx.x % 32 / 8)
     {
     }
     /* Row i of the thread, in the tile. */
-    FP8PIPE_DEVICE int row(int i) const
+    FP8PIPE_DEVICE unsigned row(int i) const
     {
         return i / 4 * QUAD_HEIGHT + group * 4 + i % 4;
     }
 };
 
-/* Loads the thread's rows from .. from+COUNT-1, as far as they exist. */
-template <class F, int COUNT, class SHAPE>
+/* Loads the thread's rows from .. from+COUNT-1 of the tile at tile_row, as far as they exist. */
+template <class F, int COUNT, bool WHOLE, class SHAPE>
 FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &thread,
-                              const tile_index &tile, int from, typename F::loaded in[COUNT])
+                              index<WHOLE> tile_row, index<WHOLE> col, int count, int from,
+                              typename F::loaded in[COUNT])
 {
-    const fp8pipe_quantize_target &t = job.target;
-    const int64_t col = (int64_t)tile.across * SHAPE::WIDTH + thread.col;
-    const int count = unit_count(t, col);
+    const index<WHOLE> rows = (index<WHOLE>)job.target.rows;
 
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        const place at = {(int64_t)tile.down * TILE_HEIGHT + thread.row(from + i), col, count,
-                          true};
+        const index<WHOLE> row = tile_row + thread.row(from + i);
 
-        if (count > 0 && at.row < t.rows)
-            in[i] = job.functor.load(at);
+        if (count > 0 && row < rows)
+            in[i] = job.functor.load(place_of<WHOLE>(row, col, count, true));
     }
 }
 
-template <class F, int FORMAT, bool SUMS, bool EXTREMES, class SHAPE>
-static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
+/* blockIdx: row of tiles in its group, column of tiles, group. */
+template <class F, int FORMAT, bool SUMS, bool EXTREMES, bool WHOLE, class SHAPE>
+static __global__ void
+__launch_bounds__(SHAPE::THREADS, WHOLE &&!EXTREMES ? SHAPE::BLOCKS : (SHAPE::BLOCKS + 1) / 2)
     tiles_kernel(const __grid_constant__ job<F> job)
 {
     enum { ROWS = SHAPE::ROWS, FLIGHT = SHAPE::FLIGHT, WIDTH = SHAPE::WIDTH };
+    typedef index<WHOLE> number;
     __shared__ transposed_tile<WIDTH> transposed;
     __shared__ std::conditional_t<SUMS, sums_tile<WIDTH>, nothing> sums;
     const fp8pipe_quantize_target &t = job.target;
     const tile_thread<SHAPE> thread;
-    const uint32_t tiles = job.tiles_down * job.tiles_across;
+    const number rows = (number)t.rows;
+    const number end = (number)(t.transposed != NULL ? t.transposed_stride : t.rows);
+    const number step = (number)gridDim.z * (gridDim.x * TILE_HEIGHT);
+    const number tile_col = (number)blockIdx.y * WIDTH;
+    const number col = tile_col + thread.col;
+    const int count = unit_count<WHOLE>(t, col);
+    const bool stores = t.row != NULL && col < (number)t.row_stride;
+    number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * TILE_HEIGHT;
     typename F::loaded in[FLIGHT];
     gathered g = {};
 
-    if (SHAPE::PERSISTENT)
-        tile_load<F, FLIGHT>(job, thread,
-                             tile_find<SHAPE::GROUP>(blockIdx.x, job.tiles_down, job.tiles_across),
-                             0, in);
-    for (uint32_t n = blockIdx.x; n < tiles; n += gridDim.x) {
-        const tile_index tile = tile_find<SHAPE::GROUP>(n, job.tiles_down, job.tiles_across);
-        const int64_t tile_row = (int64_t)tile.down * TILE_HEIGHT;
-        const int64_t tile_col = (int64_t)tile.across * WIDTH;
-        const int64_t col = tile_col + thread.col;
-        const int count = unit_count(t, col);
-        typename F::loaded ahead[SHAPE::PERSISTENT ? FLIGHT : 1];
+    if (SHAPE::AHEAD && tile_row < end)
+        tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, 0, in);
+    for (; tile_row < end; tile_row += step) {
+        typename F::loaded ahead[SHAPE::AHEAD ? FLIGHT : 1];
+        float scale = 1.0f;
         uint2 codes[4];
         float sum[UNIT];
 
-        if (SHAPE::PERSISTENT && n + gridDim.x < tiles)
-            tile_load<F, SHAPE::PERSISTENT ? FLIGHT : 1>(
-                job, thread,
-                tile_find<SHAPE::GROUP>(n + gridDim.x, job.tiles_down, job.tiles_across), 0, ahead);
+        if constexpr (SHAPE::AHEAD)
+            tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row + step, col, count, 0, ahead);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const place at = {tile_row + thread.row(r), col, count, true};
+            const number row = tile_row + thread.row(r);
             values v = {};
 
-            if (!SHAPE::PERSISTENT && r % FLIGHT == 0)
-                tile_load<F, FLIGHT>(job, thread, tile, r, in);
-            codes[r % 4] = make_uint2(0, 0);
+            if (!SHAPE::AHEAD && r % FLIGHT == 0)
+                tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, r, in);
             /* Read after the loads are on their way; all but the first time from a cache. */
-            const float scale = target_scale(t);
-            if (at.row < t.rows) {
+            if (r == 0)
+                scale = target_scale(t);
+            codes[r % 4] = make_uint2(0, 0);
+            if (row < rows) {
                 if (count > 0)
-                    codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(job, at, in[r % FLIGHT], scale,
-                                                                 g, v);
-                if (t.row != NULL && col < t.row_stride)
-                    *(uint2 *)(t.row + at.row * t.row_stride + col) = codes[r % 4];
+                    codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
+                        job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
+                if (stores)
+                    *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
             }
             if (SUMS)
 #pragma unroll
                 for (int i = 0; i < UNIT; i++)
                     sum[i] = r % 4 == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
             if (r % 4 == 3) {
-                const int group = thread.row(r) / 4;
-
                 if (t.transposed != NULL)
-                    transposed.put(thread.col, group, codes);
+                    transposed.put(thread.col, thread.row(r) / 4, codes);
                 if constexpr (SUMS)
-                    sums.put(thread.col, group, sum);
+                    sums.put(thread.col, thread.row(r) / 4, sum);
             }
         }
         __syncthreads();
         if (t.transposed != NULL)
-            transposed.template write<SHAPE::THREADS>(t.transposed, t.transposed_stride, tile_row,
-                                                      tile_col, t.cols);
+            transposed.template write<SHAPE::THREADS, WHOLE>(t.transposed, t.transposed_stride,
+                                                             tile_row, tile_col, t.cols);
         if constexpr (SUMS)
             if (t.partials != NULL)
                 sums.template write<SHAPE::THREADS>(t, tile_row, tile_col);
-        if (n + gridDim.x < tiles)
+        if (tile_row + step < end)
             __syncthreads();
-        if (SHAPE::PERSISTENT)
+        if constexpr (SHAPE::AHEAD)
 #pragma unroll
             for (int i = 0; i < FLIGHT; i++)
-                in[i] = ahead[SHAPE::PERSISTENT ? i : 0];
+                in[i] = ahead[i];
     }
     gathered_publish<F, EXTREMES>(job, g);
 }
@@ -646,8 +671,9 @@ struct geometry {
     dim3 block;
 };
 
-/* Blocks as wide as the rows need, up to ROW_UNITS; small ones where there are few of them. */
-inline geometry rows_geometry(int64_t rows, int64_t cols)
+/* Blocks as wide as the rows need, up to ROW_UNITS, each thread with `each` rows; small ones where
+ * there are few of them. */
+inline geometry rows_geometry(int64_t rows, int64_t cols, int64_t each)
 {
     const int64_t units = divide_up(cols, UNIT);
     int64_t width = 1, threads = ROW_THREADS;
@@ -655,11 +681,11 @@ inline geometry rows_geometry(int64_t rows, int64_t cols)
 
     while (width < units && width < ROW_UNITS)
         width *= 2;
-    while (threads > 64 && threads > width && rows * units < threads * ROW_ROWS * 256)
+    while (threads > 64 && threads > width && rows * units < threads * each * 256)
         threads /= 2;
     const int64_t height = threads / width;
-    const int64_t down = divide_up(rows, height * ROW_ROWS);
-    g.grid = dim3((unsigned)divide_up(units, width), (unsigned)(down < GRID_Y ? down : GRID_Y));
+    const int64_t down = divide_up(rows, height * each);
+    g.grid = dim3((unsigned)divide_up(units, width), (unsigned)(down < GRID_MAX ? down : GRID_MAX));
     g.block = dim3((unsigned)width, (unsigned)height);
     return g;
 }
@@ -673,20 +699,8 @@ inline cudaError_t launch_job(void (*kernel)(const job<F>), const geometry &g, c
     return launch((const void *)kernel, g.grid, g.block, args, stream);
 }
 
-/* How many blocks of a persistent kernel fit on the current device. */
-inline cudaError_t blocks_resident(int64_t each, int64_t *blocks)
-{
-    int device = 0, processors = 0;
-    cudaError_t error = cudaGetDevice(&device);
-
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    *blocks = processors * each;
-    return error;
-}
-
-template <class F, int FORMAT>
-inline cudaError_t run_tiles(job<F> &job, cudaStream_t stream)
+template <class F, int FORMAT, bool WHOLE>
+inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
 {
     typedef typename tuning<F>::tiles shape;
     const fp8pipe_quantize_target &t = job.target;
@@ -694,48 +708,66 @@ inline cudaError_t run_tiles(job<F> &job, cudaStream_t stream)
     const int64_t cols = t.row != NULL ? t.row_stride : t.cols;
     const int64_t down = divide_up(rows, TILE_HEIGHT);
     const int64_t across = divide_up(cols, shape::WIDTH);
-    int64_t blocks = down * across;
+    const int64_t group = down < shape::GROUP ? down : (int64_t)shape::GROUP;
+    const int64_t groups = divide_up(divide_up(down, group), shape::TILES);
     geometry g;
 
-    /* More than a grid has: more memory than a device has. */
-    if (down > INT32_MAX || across > INT32_MAX || blocks > INT32_MAX)
+    if (across > GRID_MAX)
         return cudaErrorInvalidValue;
-    job.tiles_down = (uint32_t)down;
-    job.tiles_across = (uint32_t)across;
-    if constexpr (shape::PERSISTENT) {
-        int64_t resident = 0;
-        const cudaError_t error = blocks_resident(shape::BLOCKS, &resident);
-
-        if (error != cudaSuccess)
-            return error;
-        blocks = blocks < resident ? blocks : resident;
-    }
-    g.grid = dim3((unsigned)blocks);
+    g.grid = dim3((unsigned)group, (unsigned)across,
+                  (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
     g.block = dim3(shape::THREADS);
     if (t.extremes != NULL)
-        return launch_job<F>(tiles_kernel<F, FORMAT, true, true, shape>, g, job, stream);
+        return launch_job<F>(tiles_kernel<F, FORMAT, true, true, WHOLE, shape>, g, job, stream);
     if (t.partials != NULL)
-        return launch_job<F>(tiles_kernel<F, FORMAT, true, false, shape>, g, job, stream);
-    return launch_job<F>(tiles_kernel<F, FORMAT, false, false, shape>, g, job, stream);
+        return launch_job<F>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g, job, stream);
+    return launch_job<F>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, job, stream);
 }
 
-template <class F, int FORMAT> inline cudaError_t run_format(job<F> &job, cudaStream_t stream)
+template <class F, int FORMAT, bool WHOLE>
+inline cudaError_t run_format(const job<F> &job, cudaStream_t stream)
 {
     const fp8pipe_quantize_target &t = job.target;
 
     if (t.row == NULL || t.transposed != NULL || t.partials != NULL)
-        return run_tiles<F, FORMAT>(job, stream);
-    const geometry g = rows_geometry(t.rows, t.row_stride);
+        return run_tiles<F, FORMAT, WHOLE>(job, stream);
+    const geometry g = rows_geometry(t.rows, t.row_stride, tuning<F>::rows::ROWS);
     if (t.extremes != NULL)
-        return launch_job<F>(rows_kernel<F, FORMAT, true>, g, job, stream);
-    return launch_job<F>(rows_kernel<F, FORMAT, false>, g, job, stream);
+        return launch_job<F>(rows_kernel<F, FORMAT, true, WHOLE>, g, job, stream);
+    return launch_job<F>(rows_kernel<F, FORMAT, false, WHOLE>, g, job, stream);
+}
+
+template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, cudaStream_t stream)
+{
+    const fp8pipe_quantize_target &t = job.target;
+
+    if (t.row == NULL && t.transposed == NULL && t.partials == NULL && t.amax == NULL &&
+        t.extremes == NULL)
+        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>, rows_geometry(t.rows, t.cols, tuning<F>::rows::ROWS),
+                             job, stream);
+    switch (t.format) {
+    case FP8PIPE_E4M3:
+        return run_format<F, FP8PIPE_E4M3, WHOLE>(job, stream);
+    case FP8PIPE_E5M2:
+        return run_format<F, FP8PIPE_E5M2, WHOLE>(job, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+template <class F> inline bool is_whole(const fp8pipe_quantize_target &target, const F &functor)
+{
+    const int64_t limit = INT32_MAX / 2;
+
+    return target.cols % UNIT == 0 && target.rows <= limit && target.cols <= limit &&
+           target.row_stride <= limit && target.transposed_stride <= limit &&
+           alignment<F>::of(functor);
 }
 
 /* The main pass. */
 template <class F>
 inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, cudaStream_t stream)
 {
-    struct job<F> job = {target, functor, 0, 0};
+    struct job<F> job = {target, functor};
 
     if (target.rows == 0 || target.cols == 0) {
         void *args[] = {(void *)&target};
@@ -744,17 +776,10 @@ inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, 
                    ? cudaSuccess
                    : launch((const void *)empty_kernel, dim3(1), dim3(1), args, stream);
     }
-    if (target.row == NULL && target.transposed == NULL && target.partials == NULL &&
-        target.amax == NULL && target.extremes == NULL)
-        return launch_job<F>(rows_kernel<F, NO_FORMAT, false>,
-                             rows_geometry(target.rows, target.cols), job, stream);
-    switch (target.format) {
-    case FP8PIPE_E4M3:
-        return run_format<F, FP8PIPE_E4M3>(job, stream);
-    case FP8PIPE_E5M2:
-        return run_format<F, FP8PIPE_E5M2>(job, stream);
-    }
-    return cudaErrorInvalidValue;
+    if constexpr (alignment<F>::KNOWN)
+        if (is_whole(target, functor))
+            return run_whole<F, true>(job, stream);
+    return run_whole<F, false>(job, stream);
 }
 
 /* The amax of the values into *to, unless *skip_if (may be NULL) is set. */
@@ -762,13 +787,16 @@ template <class F>
 inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &functor,
                             const int32_t *skip_if, uint32_t *to, cudaStream_t stream)
 {
-    struct job<F> job = {target, functor, 0, 0};
+    struct job<F> job = {target, functor};
     void *args[] = {(void *)&job, (void *)&skip_if, (void *)&to};
-    const geometry g = rows_geometry(target.rows, target.cols);
+    const geometry g = rows_geometry(target.rows, target.cols, tuning<F>::rows::ROWS);
 
     if (target.rows == 0 || target.cols == 0)
         return cudaSuccess;
-    return launch((const void *)amax_kernel<F>, g.grid, g.block, args, stream);
+    if constexpr (alignment<F>::KNOWN)
+        if (is_whole(target, functor))
+            return launch((const void *)amax_kernel<F, true>, g.grid, g.block, args, stream);
+    return launch((const void *)amax_kernel<F, false>, g.grid, g.block, args, stream);
 }
 
 /* The pass in front, where the slot may lack a scale. */

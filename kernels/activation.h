@@ -115,7 +115,7 @@ ACTIVATION_FN float activation_gelu_erf_part(float x, float *density)
 {
     const float a = x < 0.0f ? -x : x;
     const float u = activation_reciprocal(activation_fma(0.48f, a, 1.0f));
-    float tail = -0.0458233146f;
+    float tail = -0.0458233617f;
 
     *density = activation_exp2(x * x * -0.721347520f);
     tail = activation_fma(tail, u, 0.235816430f);

@@ -27,7 +27,6 @@ using fp8pipe_cuda::UNIT;
 
 static_assert(KERNEL_FP8_PAD % UNIT == 0, "padded rows are whole units");
 static_assert(KERNEL_SUM_ROWS == fp8pipe_cuda::detail::SUM_HEIGHT, "one height of partial sums");
-static_assert(UNIT_ROWS == fp8pipe_cuda::detail::ROW_ROWS, "one geometry of rows");
 
 /* ---- Units -------------------------------------------------------------------------------- */
 
@@ -66,7 +65,7 @@ static inline int64_t kernel_divide_up(int64_t a, int64_t b)
 /* Blocks as wide as the rows need, up to 128 units, each thread with UNIT_ROWS rows. */
 static inline kernel_geometry kernel_rows(int64_t rows, int64_t cols)
 {
-    return fp8pipe_cuda::detail::rows_geometry(rows, cols);
+    return fp8pipe_cuda::detail::rows_geometry(rows, cols, UNIT_ROWS);
 }
 
 /* Whether every row of x starts at a multiple of 16 bytes. */

@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
         }
         tile.put(unit_col, group, codes);
         __syncthreads();
-        tile.write<BLOCK_THREADS>(args.out, args.out_stride, tile_row, tile_col, args.cols);
+        tile.write<BLOCK_THREADS, false>(args.out, args.out_stride, tile_row, tile_col, args.cols);
         __syncthreads();
     }
 }
@@ -62,9 +62,9 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
         return 0;
     const int64_t down = kernel_divide_up(args->out_stride, TRANSPOSE_ROWS);
     geometry.grid = dim3((unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
-                         (unsigned)(down < fp8pipe_cuda::detail::GRID_Y
+                         (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX
                                         ? down
-                                        : fp8pipe_cuda::detail::GRID_Y));
+                                        : fp8pipe_cuda::detail::GRID_MAX));
     geometry.block = dim3(BLOCK_THREADS);
     return kernel_launch(transpose_kernel, geometry, *args, stream);
 }

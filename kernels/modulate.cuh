@@ -14,7 +14,7 @@
 #define TILE_ROWS 128
 #define TILE_COLS 64
 #define TILE_UNITS (TILE_COLS / UNIT)
-#define GRID_Y_MAX fp8pipe_cuda::detail::GRID_Y
+#define GRID_Y_MAX fp8pipe_cuda::detail::GRID_MAX
 
 typedef fp8pipe_cuda::detail::transposed_tile<TILE_COLS> transposed_tile;
 typedef fp8pipe_cuda::detail::sums_tile<TILE_COLS> sums_tile;

@@ -19,7 +19,7 @@ using fp8pipe_cuda::detail::run_amax;
 
 template <int DTYPE> static identity<DTYPE> identity_of(const struct fp8pipe_matrix &x)
 {
-    return {fp8pipe_cuda::operand<DTYPE>::of(x, "x")};
+    return {fp8pipe_cuda::detail::view_of<DTYPE>(x, "x")};
 }
 
 /* Calls call(identity of x), or returns what an unknown dtype is worth. */

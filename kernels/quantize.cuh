@@ -9,12 +9,16 @@
 #include "kernels/kernels.h"
 
 template <int DTYPE> struct identity {
-    fp8pipe_cuda::operand<DTYPE> x;
+    fp8pipe_cuda::detail::view x;
     typedef fp8pipe_cuda::raw<DTYPE> loaded;
 
+    bool aligned() const
+    {
+        return fp8pipe_cuda::detail::view_whole<DTYPE>(x, 0);
+    }
     FP8PIPE_DEVICE loaded load(const fp8pipe_cuda::place &at) const
     {
-        return x.load(at);
+        return fp8pipe_cuda::detail::view_load<DTYPE>(x, at.row, at.col, 0, at.whole);
     }
     FP8PIPE_DEVICE fp8pipe_cuda::values compute(const fp8pipe_cuda::place &,
                                                 const loaded &in) const

@@ -23,6 +23,7 @@
  * once. */
 #define UPDATE_THREADS 128
 #define UPDATE_WARPS (UPDATE_THREADS / 32)
+#define UPDATE_BLOCKS 4
 #define UPDATE_PIECES 8
 #define WARP_SLOT_HISTORY (32 * UPDATE_PIECES * 4)
 
@@ -36,12 +37,10 @@ static __device__ __forceinline__ uint32_t window_max(const uint32_t *window, in
     const int64_t pieces = (count - head) / 4;
     const int64_t tail = head + 4 * pieces;
     const uint4 *const piece = (const uint4 *)(window + head);
+    const uint32_t left = first < head ? window[first] : 0;
+    const uint32_t right = tail + first < count ? window[tail + first] : 0;
     uint32_t largest = 0;
 
-    if (first < head)
-        largest = window[first];
-    if (tail + first < count)
-        largest = max(largest, window[tail + first]);
     for (int64_t base = first; base < pieces; base += STEP * UPDATE_PIECES) {
         uint4 in[UPDATE_PIECES];
 
@@ -52,12 +51,12 @@ static __device__ __forceinline__ uint32_t window_max(const uint32_t *window, in
         for (int i = 0; i < UPDATE_PIECES; i++)
             largest = max(largest, max(max(in[i].x, in[i].y), max(in[i].z, in[i].w)));
     }
-    return largest;
+    return max(largest, max(left, right));
 }
 
 /* SLOT_THREADS: 32, or UPDATE_THREADS. */
 template <int SLOT_THREADS>
-static __global__ void __launch_bounds__(UPDATE_THREADS)
+static __global__ void __launch_bounds__(UPDATE_THREADS, UPDATE_BLOCKS)
     scale_update_kernel(const __grid_constant__ kernel_scale_update_args args)
 {
     __shared__ uint32_t warps[UPDATE_WARPS];

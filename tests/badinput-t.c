@@ -219,6 +219,8 @@ static void scaling_part(void)
     SPOILED(good, op.roles = roles, SUBMIT, "roles", "3");
     SPOILED(good, op.granularity = (enum fp8pipe_granularity)1, SUBMIT, "granularity", "1");
     SPOILED(good, op.source = (enum fp8pipe_scale_source)2, SUBMIT, "source", "2");
+    SPOILED(good, op.count_extremes = 2, SUBMIT, "count_extremes", "2");
+    SPOILED(good, op.reserved = 4, SUBMIT, "reserved", "4");
     SPOILED(good, op.size = 0, SUBMIT, "size", "0");
     SPOILED(good, op.size = 4, SUBMIT, "size", "4");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_create(NULL, &good, &scaling), "pipe", "NULL");
@@ -236,6 +238,11 @@ static void scaling_part(void)
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_update(NULL, &update, &ticket), "scaling", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_update(scaling, NULL, &ticket), "op", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_skip(NULL, &update, &ticket), "scaling", "NULL");
+    update.skip_if = (const int32_t *)((uintptr_t)64 + 2);
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_update(scaling, &update, &ticket), "skip_if", "0x42");
+    update.skip_if = (const int32_t *)(uintptr_t)64;
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_skip(scaling, &update, &ticket), "skip_if", "0x40");
+    update.skip_if = NULL;
     update.submit.lane = 2;
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_update(scaling, &update, &ticket), "lane", "2");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_scaling_skip(scaling, &update, &ticket), "lane", "2");

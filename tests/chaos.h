@@ -26,6 +26,7 @@
     X(PARTIALS, partials)                                                                          \
     X(COLUMN_SUMS, column_sums)                                                                    \
     X(STORE, store)                                                                                \
+    X(ACTIVATION, activation)                                                                      \
     X(SCALE_UPDATE, scale_update)
 
 #define CHAOS_WORK_TABLE(X)                                                                        \

@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-headers='include/fp8pipe.h include/fp8pipe_cuda.h'
+headers='include/fp8pipe.h include/fp8pipe_cuda.h include/fp8pipe_fused.h'
 texts='README.md CHANGELOG.md doc/*.md'
 pages=$(grep -L '^\.so ' doc/man/*.3)
 sources='include lib kernels tests build-aux m4 examples bench quickstart configure.ac Makefile.am'
@@ -144,7 +144,7 @@ constants() {
         # shellcheck disable=SC2086
         grep -ohE 'FP8PIPE_[A-Z0-9_]+' $headers
         sed -n 's/^ *X(\([A-Z]*\), [0-9]*, ".*/FP8PIPE_\1/p' include/fp8pipe.h
-    } | sort -u | grep -vxE 'FP8PIPE_(H|CUDA_H|API|STATUS_TABLE|STATUS_ENUM|)'
+    } | sort -u | grep -vxE 'FP8PIPE_(([A-Z]+_)?H|API|STATUS_TABLE|STATUS_ENUM|)'
 }
 
 undocumented() {

@@ -669,17 +669,24 @@ static int update_wrong(int history, enum fp8pipe_amax algorithm)
     float scale[SLOTS] = {0};
     int32_t has_scale[SLOTS] = {0}, nonfinite[SLOTS], any = -1;
     uint32_t amax[SLOTS], window[SLOTS * HISTORY_MAX] = {0}, cursor[SLOTS] = {0}, scratch[2] = {0};
-    struct kernel_scale_update_args args = {SLOTS, history, algorithm, numerator, scale, has_scale,
-                                            amax,  window,  cursor,    nonfinite, &any,  scratch};
+    struct kernel_scale_update_args args = {SLOTS,     history, algorithm, numerator, scale,
+                                            has_scale, amax,    window,    cursor,    nonfinite,
+                                            &any,      scratch, NULL};
+    int32_t skip;
     int wrong = 0;
 
     memset(slots, 0, sizeof(slots));
     for (int step = 0; step < 2000; step++) {
         int any_want = 0;
 
+        skip = step % 5 == 4;
+        args.skip_if = step % 3 == 0 ? NULL : &skip;
         for (int i = 0; i < SLOTS; i++) {
             amax[i] = slots[i].history[0] = amax_random();
-            reference_update(&slots[i], history, algorithm, numerator[i]);
+            if (args.skip_if != NULL && skip)
+                slots[i].history[0] = 0;
+            else
+                reference_update(&slots[i], history, algorithm, numerator[i]);
             any_want |= slots[i].nonfinite;
         }
         kernel_scale_update_host(&args);

@@ -189,11 +189,11 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
 {
     struct twin window = twin_make((size_t)(slots * (history - 1)) * 4);
     struct twin amax = twin_make((size_t)slots * 4);
-    struct twin state = twin_make((size_t)slots * 5 * 4 + 3 * 4);
+    struct twin state = twin_make((size_t)slots * 5 * 4 + 4 * 4);
     bool equal = true;
 
     memset(twin_host(&window), 0, (size_t)(slots * (history - 1)) * 4);
-    memset(twin_host(&state), 0, (size_t)slots * 5 * 4 + 3 * 4);
+    memset(twin_host(&state), 0, (size_t)slots * 5 * 4 + 4 * 4);
     for (int64_t slot = 0; slot < slots; slot++)
         ((float *)twin_host(&state))[slot] = slot % 3 == 2 ? 57344.0f : 448.0f * 0x1p-3f;
     twin_upload(&window);
@@ -207,6 +207,9 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
             ((uint32_t *)twin_host(&amax))[slot] = quiet && bits >= 0x7f800000u ? 0 : bits;
         }
         twin_upload(&amax);
+        /* The word behind the scratch, now and then any_nonfinite itself. */
+        ((uint32_t *)twin_host(&state))[5 * slots + 3] = step % 5 == 3;
+        twin_upload(&state);
         for (int side = 0; side < 2; side++) {
             void *(*at)(const struct twin *) = side == 0 ? twin_host : twin_device;
             uint32_t *words = at(&state);
@@ -221,7 +224,9 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
                                                     words + 3 * slots,
                                                     (int32_t *)words + 4 * slots,
                                                     (int32_t *)words + 5 * slots,
-                                                    words + 5 * slots + 1};
+                                                    words + 5 * slots + 1,
+                                                    (int32_t *)words + 5 * slots +
+                                                        (step % 7 == 6 ? 0 : 3)};
 
             if (side == 0)
                 kernel_scale_update_host(&args);
@@ -229,7 +234,8 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
                 launched(kernel_scale_update_cuda(&args, NULL), "scale_update");
         }
         equal = equal && twin_equal(&amax, "amax") && twin_equal(&window, "window") &&
-                twin_equal(&state, "numerator, scale, has_scale, cursor, nonfinite, any, scratch");
+                twin_equal(&state,
+                           "numerator, scale, has_scale, cursor, nonfinite, any, scratch, skip");
     }
     if (!equal)
         diag("%lld slots, history %lld", (long long)slots, (long long)history);

@@ -533,6 +533,102 @@ static void test_save_order(struct fp8pipe *pipe, const char *backend)
     must(fp8pipe_scaling_destroy(scaling));
 }
 
+/* ---- Skipping on the device, counting ----------------------------------------------------- */
+
+static void update_if_not(struct fp8pipe_scaling *scaling, const int32_t *skip_if)
+{
+    struct fp8pipe_scaling_op op = FP8PIPE_SCALING_OP_INIT;
+    fp8pipe_ticket ticket;
+
+    op.submit = test_submit(0, 0, 0, 0);
+    op.skip_if = skip_if;
+    must(fp8pipe_scaling_update(scaling, &op, &ticket));
+}
+
+static void test_skip_if(struct fp8pipe *pipe, const char *backend)
+{
+    struct fp8pipe_scaling *scaling = make(pipe, 3, 4, FP8PIPE_HYBRID);
+    int32_t *skip = test_alloc(pipe, sizeof(*skip), 0), on = 1, flag;
+    const int32_t *nonfinite;
+
+    fold(pipe, scaling, 0, 4.0f, 0);
+    update_if_not(scaling, skip);
+    ok(scale_is(scaling, 0, 112.0f), "%s: a skip_if of 0 skips nothing", backend);
+    fold(pipe, scaling, 0, INFINITY, 0);
+    update_if_not(scaling, skip);
+    test_drain(pipe); /* an upload is not ordered with ops */
+    must(fp8pipe_upload(pipe, skip, &on, sizeof(on)));
+    fold(pipe, scaling, 0, 8.0f, 0);
+    fold(pipe, scaling, 1, NAN, 0);
+    update_if_not(scaling, skip);
+    must(fp8pipe_scaling_nonfinite_get(scaling, &nonfinite));
+    test_drain(pipe);
+    must(fp8pipe_download(pipe, &flag, nonfinite, sizeof(flag)));
+    ok(scale_is(scaling, 0, 112.0f) && test_slot(scaling, 1).amax == 0 &&
+           !test_slot(scaling, 1).has_scale && test_slot(scaling, 0).nonfinite == 1 &&
+           test_slot(scaling, 1).nonfinite == 0 && flag == 1,
+       "%s: another drops the step's amax, moves nothing, leaves the flags", backend);
+    /* The scaling's own flag, which is 1 from before: this update and all after it are skipped. */
+    fold(pipe, scaling, 0, 2.0f, 0);
+    update_if_not(scaling, nonfinite);
+    ok(scale_is(scaling, 0, 112.0f), "%s: skip_if may be the scaling's own flag", backend);
+    fold(pipe, scaling, 0, 2.0f, 0);
+    update_if_not(scaling, NULL);
+    fold(pipe, scaling, 0, 16.0f, 0);
+    update_if_not(scaling, nonfinite);
+    ok(scale_is(scaling, 0, 28.0f), "%s: which a finite update clears", backend);
+    test_drain(pipe);
+    must(fp8pipe_free(pipe, skip));
+    must(fp8pipe_scaling_destroy(scaling));
+}
+
+static bool counted(struct fp8pipe_scaling *scaling, uint32_t slot, uint64_t saturated,
+                    uint64_t flushed)
+{
+    struct fp8pipe_slot_state state = test_slot(scaling, slot);
+
+    if (state.saturated == saturated && state.flushed == flushed)
+        return true;
+    diag("slot %u: %llu saturated, %llu flushed", slot, (unsigned long long)state.saturated,
+         (unsigned long long)state.flushed);
+    return false;
+}
+
+static void test_extremes(struct fp8pipe *pipe, const char *backend)
+{
+    /* E4M3 at a scale of 1: 448.1 and more saturate, 2^-10 and less round to 0. */
+    const float values[] = {448.0f, 448.1f,   -449.0f,   INFINITY,    -INFINITY, NAN,  0.0f,
+                            -0.0f,  0x1p-10f, -0x1p-11f, 0x1.01p-10f, 1e-40f,    1.0f, 3e38f};
+    int count = sizeof(values) / sizeof(values[0]);
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_scaling *scaling;
+    size_t bytes;
+    void *state;
+
+    options.slots = 3;
+    options.history = 4;
+    options.initial_scale = 1.0f;
+    options.count_extremes = 1;
+    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    state = save(scaling, &bytes);
+    for (int i = 0; i < count; i++)
+        fold(pipe, scaling, 0, values[i], 0);
+    ok(counted(scaling, 0, 5, 3) && counted(scaling, 1, 0, 0),
+       "%s: saturated and flushed values are counted, in their slot", backend);
+    for (int i = 0; i < count; i++)
+        fold(pipe, scaling, 2, values[i], 0);
+    ok(counted(scaling, 2, 3, 1), "%s: by the format of the slot", backend);
+    must(fp8pipe_scaling_load(scaling, state, bytes));
+    ok(counted(scaling, 0, 5, 3) && test_slot(scaling, 0).amax == 0, "%s: a load leaves the counts",
+       backend);
+    free(state);
+    must(fp8pipe_scaling_destroy(scaling));
+    scaling = make(pipe, 3, 4, FP8PIPE_HYBRID);
+    fold(pipe, scaling, 0, INFINITY, 0);
+    ok(counted(scaling, 0, 0, 0), "%s: nothing is counted unless asked for", backend);
+    must(fp8pipe_scaling_destroy(scaling));
+}
+
 static void cases(enum fp8pipe_backend backend)
 {
     struct fp8pipe *pipe = test_open_poisoned(backend);
@@ -542,6 +638,8 @@ static void cases(enum fp8pipe_backend backend)
     test_refusals(pipe, name);
     test_scale_range(pipe, name);
     test_save_order(pipe, name);
+    test_skip_if(pipe, name);
+    test_extremes(pipe, name);
     for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++)
         test_trace(pipe, name, &configs[i], 1000 * (i + 1));
     test_close(pipe);

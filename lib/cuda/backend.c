@@ -159,6 +159,7 @@ KERNEL(transpose, args->rows, args->cols)
 KERNEL(partials, args->x.rows, args->x.cols)
 KERNEL(column_sums, args->rows, args->cols)
 KERNEL(store, args->to.rows, args->to.cols)
+KERNEL(activation, args->target.rows, args->target.cols)
 KERNEL(scale_update, args->slots, args->history)
 KERNEL(modulate, args->rows, args->cols)
 KERNEL(modulate_backward, args->rows, args->cols)
@@ -203,6 +204,7 @@ const struct backend_ops backend_cuda_ops = {
     .partials = cuda_partials,
     .column_sums = cuda_column_sums,
     .store = cuda_store,
+    .activation = cuda_activation,
     .scale_update = cuda_scale_update,
     .modulate = cuda_modulate,
     .modulate_backward = cuda_modulate_backward,
