@@ -137,10 +137,11 @@ enum fp8pipe_norm { FP8PIPE_NORM_NONE = 0, FP8PIPE_NORM_LAYER = 1, FP8PIPE_NORM_
  *   n = (x' - mean) * rstd (NONE: n = x'), then n * weight[c] + bias[c] where given
  *   z = n * (1 + scale[r,c]) + shift[r,c]            (each absent: 0)
  * in float32, of x' as it is stored (rounded to x_out's dtype where x_out is given). Everything
- * but x may be absent, but a gate is for a y; gate, scale and shift have G rows and H columns, G = M,
- * 1, or any with rows_of, whose entries the caller keeps in 0 .. G-1 (a device array: it is not
- * checked). Outputs are apart from all operands and each other, but x_out may be x itself: its data,
- * stride and dtype. out quantizes z. M or H 0: no value is written but column sums, of no rows.
+ * but x may be absent, but a gate is for a y; gate, scale and shift have G rows and H columns,
+ * G = M, 1, or any with rows_of, whose entries the caller keeps in 0 .. G-1 (a device array: it is
+ * not checked). Outputs are apart from all operands and each other, but x_out may be x itself: its
+ * data, stride and dtype. out quantizes z. M or H 0: no value is written but column sums, of no
+ * rows.
  * Flags: NO_AMAX. The same bits on both backends, but for the sign and payload of NaNs, and the
  * order of out.column_sums.
  * Returns  OK; EINVAL, ENOMEM, and what all submits return.
@@ -185,9 +186,10 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_modulate(struct fp8pipe *pipe,
  * Sums over tokens are float32 in a fixed order; an operand with G = M rows and no rows_of has
  * nothing to sum. rows_of must not decrease. dgate, dscale and dshift are [G, H], with the rows of
  * gate and scale where those are given: set, not added to; rows without tokens become 0. dweight
- * and dbias are set, or added to with accumulate. Each output may be absent; they are apart from all
- * operands and each other, but dx may be dx_out itself: its data, stride and dtype. `out` quantizes
- * dy where y is given, else dx. mean and rstd are the forward's; NONE reads neither, RMS only rstd.
+ * and dbias are set, or added to with accumulate. Each output may be absent; they are apart from
+ * all operands and each other, but dx may be dx_out itself: its data, stride and dtype. `out`
+ * quantizes dy where y is given, else dx. mean and rstd are the forward's; NONE reads neither, RMS
+ * only rstd.
  * The float32 sums need temporary memory of at most 5 * ceil(M / 64) + 3 * G rows of H float32 and
  * 2 * M more.
  * Flags: NO_AMAX. The same bits on both backends, as the forward.
