@@ -51,6 +51,7 @@ void bench_fill_fp32(void *device, int64_t count, float deviation);
 extern const struct bench_case quantize_cases[];
 extern const struct bench_case activation_cases[];
 extern const struct bench_case adamw_cases[];
+extern const struct bench_case modulate_cases[];
 /* The shapes under comparison, of --variants. Made at the first call, by one thread. */
 const struct bench_case *quantize_variant_cases(void);
 

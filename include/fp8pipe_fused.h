@@ -134,29 +134,35 @@ enum fp8pipe_norm { FP8PIPE_NORM_NONE = 0, FP8PIPE_NORM_LAYER = 1, FP8PIPE_NORM_
  *   x'[i,c] = x[i,c] + gate[r,c] * y[i,c]            (y absent: x' = x; gate absent: 1)
  *   LAYER:  mean[i] = sum_c x' / H;  rstd[i] = 1 / sqrt(sum_c (x' - mean)^2 / H + epsilon)
  *   RMS:    mean[i] = 0;             rstd[i] = 1 / sqrt(sum_c x'^2 / H + epsilon)
- *   n = (x' - mean) * rstd, then n * weight[c] + bias[c] where given   (NONE: n = x')
+ *   n = (x' - mean) * rstd (NONE: n = x'), then n * weight[c] + bias[c] where given
  *   z = n * (1 + scale[r,c]) + shift[r,c]            (each absent: 0)
- * in float32, of x' as it is stored (rounded to x_out's dtype where x_out is given). Everything but x
- * may be absent; gate, scale and shift have G rows and H columns, G = M, 1, or any with rows_of,
- * whose entries the caller keeps below G (a device array: it is not checked).
+ * in float32, of x' as it is stored (rounded to x_out's dtype where x_out is given). Everything
+ * but x may be absent, but a gate is for a y; gate, scale and shift have G rows and H columns,
+ * G = M, 1, or any with rows_of, whose entries the caller keeps in 0 .. G-1 (a device array: it is
+ * not checked). Outputs are apart from all operands and each other, but x_out may be x itself: its
+ * data, stride and dtype. out quantizes z. M or H 0: no value is written but column sums, of no
+ * rows.
+ * Flags: NO_AMAX. The same bits on both backends, but for the sign and payload of NaNs, and the
+ * order of out.column_sums.
+ * Returns  OK; EINVAL, ENOMEM, and what all submits return.
  */
 struct fp8pipe_modulate_op {
     size_t size;
     struct fp8pipe_submit submit;
-    struct fp8pipe_matrix x;     /* [M, H], any dtype */
-    struct fp8pipe_matrix y;     /* NONE, or [M, H], any dtype */
-    struct fp8pipe_matrix gate;  /* NONE, or [G, H], any dtype */
-    struct fp8pipe_matrix x_out; /* NONE, or [M, H]: x'; may be x itself, or is apart from all */
+    struct fp8pipe_matrix x;     /* [M, H], any dtype, as all matrices here */
+    struct fp8pipe_matrix y;     /* NONE, or [M, H] */
+    struct fp8pipe_matrix gate;  /* NONE, or [G, H] */
+    struct fp8pipe_matrix x_out; /* NONE, or [M, H]: x' */
     struct fp8pipe_matrix scale; /* NONE, or [G, H] */
-    struct fp8pipe_matrix shift; /* NONE, or [G, H], of scale's dtype where both are given */
+    struct fp8pipe_matrix shift; /* NONE, or [G, H] */
     const int32_t *rows_of;      /* device, [M], or NULL */
     enum fp8pipe_norm norm;
     float epsilon;                /* > 0 with a norm */
     struct fp8pipe_vector weight; /* FP32, H entries, or absent */
     struct fp8pipe_vector bias;   /* FP32, H entries, or absent */
-    float *mean;                  /* device, [M], or NULL: kept for backward */
+    float *mean;                  /* device, [M], or NULL: kept for backward; NONE writes neither */
     float *rstd;                  /* device, [M], or NULL */
-    struct fp8pipe_matrix z;      /* NONE, or [M, H], any dtype: the result in high precision */
+    struct fp8pipe_matrix z;      /* NONE, or [M, H]: the result in high precision */
     struct fp8pipe_quantized out; /* the result, quantized */
 };
 #define FP8PIPE_MODULATE_OP_INIT                                                                   \
@@ -172,24 +178,30 @@ FP8PIPE_API enum fp8pipe_status fp8pipe_modulate(struct fp8pipe *pipe,
 
 /*
  * Backward of fp8pipe_modulate, from dz, the gradient of z, and dx_out, that of x' by all other
- * ways (absent: 0). With n as above, D = dx_out + the norm's backward of dz * (1 + scale):
+ * ways (absent: 0). With n as above, D = dx_out + the norm's backward of dz * (1 + scale) * weight:
  *   dx = D;  dy = gate * D;  dgate[r] = sum over r's tokens of D * y
  *   dscale[r] = sum of dz * n;  dshift[r] = sum of dz;
  *   dweight = sum over tokens of dz * (1 + scale) * (n before weight);  dbias likewise of
  *   dz * (1 + scale)
  * Sums over tokens are float32 in a fixed order; an operand with G = M rows and no rows_of has
- * nothing to sum. rows_of must not decrease. dgate, dscale and dshift are [G, H]: set, not added to;
- * rows without tokens become 0. dweight and dbias are set, or added to with accumulate. Each output
- * may be absent. `out` quantizes dy where y is given, else dx. mean and rstd are the forward's.
- * The float32 sums need temporary memory of at most 3 * ceil(M / 64) + 3 * G rows of H float32.
+ * nothing to sum. rows_of must not decrease. dgate, dscale and dshift are [G, H], with the rows of
+ * gate and scale where those are given: set, not added to; rows without tokens become 0. dweight
+ * and dbias are set, or added to with accumulate. Each output may be absent; they are apart from
+ * all operands and each other, but dx may be dx_out itself: its data, stride and dtype. `out`
+ * quantizes dy where y is given, else dx. mean and rstd are the forward's; NONE reads neither, RMS
+ * only rstd.
+ * The float32 sums need temporary memory of at most 5 * ceil(M / 64) + 3 * G rows of H float32 and
+ * 2 * M more.
+ * Flags: NO_AMAX. The same bits on both backends, as the forward.
+ * Returns  OK; EINVAL, ENOMEM, and what all submits return.
  */
 struct fp8pipe_modulate_backward_op {
     size_t size;
     struct fp8pipe_submit submit;
-    struct fp8pipe_matrix dz;     /* NONE (0), or [M, H], any dtype */
+    struct fp8pipe_matrix dz;     /* NONE (0), or [M, H], any dtype, as all matrices here */
     struct fp8pipe_matrix dx_out; /* NONE, or [M, H] */
     struct fp8pipe_matrix x_out;  /* [M, H]: x' as stored by the forward */
-    struct fp8pipe_matrix y;      /* as in the forward; read for dgate only */
+    struct fp8pipe_matrix y;      /* as in the forward; read for dgate, which needs it, only */
     struct fp8pipe_matrix gate;
     struct fp8pipe_matrix scale;
     const int32_t *rows_of;
@@ -199,9 +211,9 @@ struct fp8pipe_modulate_backward_op {
     struct fp8pipe_vector bias; /* read for dscale only */
     const float *mean;
     const float *rstd;
-    struct fp8pipe_matrix dx; /* may be dx_out itself */
+    struct fp8pipe_matrix dx;
     struct fp8pipe_matrix dy;
-    struct fp8pipe_matrix dgate;  /* [G, H], any dtype, as the next two */
+    struct fp8pipe_matrix dgate; /* [G, H], as the next two */
     struct fp8pipe_matrix dscale;
     struct fp8pipe_matrix dshift;
     struct fp8pipe_vector dweight; /* FP32 */

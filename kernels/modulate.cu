@@ -10,7 +10,7 @@
  * kernels/modulate.h.
  *
  * Three ways, all with the same bits:
- *   panels  (kernels/modulate_panels.cuh) all in one pass; sm_90, bf16, up to 4096 columns
+ *   panels  (kernels/modulate_panels.cuh) all in one pass; sm_90, bf16, up to 8192 columns
  *   stats   a warp a row: x', mean and rstd; then
  *   apply   tiles of 128 rows by 64 columns: from x', mean and rstd to all the rest. Alone where
  *           there is no norm, and for the pass that finds the values' own amax.
@@ -167,8 +167,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
             sums.put(tile_thread_col(), tile_group(), four);
         __syncthreads();
         if (target.transposed != NULL)
-            transposed.write<BLOCK_THREADS, false>(target.transposed, target.transposed_stride, tile_row,
-                                            tile_col, args.cols);
+            transposed.write<BLOCK_THREADS, false>(target.transposed, target.transposed_stride,
+                                                   tile_row, tile_col, args.cols);
         if (target.partials != NULL)
             partials_write(sums, target.partials, args.rows, args.cols, tile_row, tile_col);
         __syncthreads();
@@ -238,6 +238,7 @@ static bool modulate_valid(const struct kernel_modulate_args *args)
 int kernel_modulate_cuda(const struct kernel_modulate_args *args, struct CUstream_st *stream)
 {
     modulate_launch launch;
+    int error;
     bool fast;
 
     if (!modulate_valid(args))
@@ -245,8 +246,11 @@ int kernel_modulate_cuda(const struct kernel_modulate_args *args, struct CUstrea
     fast = args->cols % UNIT == 0 && view_fast(&args->x) && view_fast(&args->y) &&
            view_fast(&args->gate) && view_fast(&args->x_out) && view_fast(&args->scale) &&
            view_fast(&args->shift) && view_fast(&args->z);
-    if (fast && panels_can(args))
-        return panels_launch(args, stream);
+    if (fast && panels_can(args)) {
+        error = panels_launch(args, stream);
+        if (!panels_refused(error))
+            return error;
+    }
     launch.args = *args;
     launch.x_dtype = args->x_out.data != NULL ? (int)args->x_out.dtype : FP8PIPE_FP32;
     launch.only_amax = false;

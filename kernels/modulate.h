@@ -66,8 +66,8 @@ struct kernel_modulate_args {
  *   dgate, dscale, dshift  [rows, cols]: written for each token, not summed.
  *   *_partials  [chunks + groups, cols] float32, chunks = ceil(rows / KERNEL_SUM_ROWS): the sums
  *               over the tokens of chunk b that take row r are row b + r. As rows_of (NULL: all 0)
- *               does not decrease, no two pairs that occur have the same. Rows for pairs that do not
- *               occur are not written. NULL: not wanted.
+ *               does not decrease, no two pairs that occur have the same. Rows for pairs that do
+ *               not occur are not written. NULL: not wanted.
  *   weight_partials, bias_partials  [chunks, cols] float32.
  *   row_means   [2 * rows] float32, scratch; needed with a norm.
  *   target      of dy if y is given, else of dx.

@@ -1,7 +1,7 @@
 /*
  * modulate_backward, group_sums.
  *
- * dz, dx_out, x_out, y and the outputs by token are [rows, cols] of any dtype, stride and alignment;
+ * dz, dx_out, x_out, y and the outputs by token are [rows, cols] of any dtype, stride, alignment;
  * gate and scale have rows of `cols`, chosen by token. FP8 rows and transposed rows are 16-byte
  * aligned with strides that are multiples of 16 bytes, padding written as zeros.
  *
@@ -10,9 +10,9 @@
  *
  * Two launches: the row means that the norm's backward needs, a warp a row; then tiles of 128 rows
  * by 64 columns for all else. Sums over tokens are of chunks of 64 rows: 4 rows of a thread, a tree
- * over the 4 threads of a warp, 4 warps in ascending order. A tile whose tokens take several rows of
- * gate and scale is gone through once for each, every time with the tokens of one alone adding to
- * the sums; outputs are written the last time, for they may be where inputs were.
+ * over the 4 threads of a warp, 4 warps in ascending order. A tile whose tokens take several rows
+ * of gate and scale is gone through once for each, every time with the tokens of one alone adding
+ * to the sums; outputs are written the last time, for they may be where inputs were.
  */
 #include <stddef.h>
 
@@ -202,8 +202,8 @@ struct backward_tile {
 };
 
 /*
- * One row of a thread's unit. `adds`: the row's token is one of those that are summed; `writes`: the
- * last time, in which outputs are written. Codes are 0 otherwise.
+ * One row of a thread's unit. `adds`: the row's token is one of those that are summed; `writes`:
+ * the last time, in which outputs are written. Codes are 0 otherwise.
  */
 template <bool FAST, bool AFFINE>
 static __device__ __forceinline__ uint2 backward_row(const backward_launch &launch,
@@ -303,7 +303,7 @@ static __device__ __forceinline__ uint2 backward_row(const backward_launch &laun
         found_amax(f, d, count);
     if (writes && target.scale_inv != NULL) {
         codes = values_quantize(d, scale, target.format, count);
-        if (target.extremes != NULL)
+        if (AFFINE && target.extremes != NULL)
             found_extremes(f, d, codes, scale, target.format, count);
         if (target.row != NULL && here && col < target.row_stride)
             *(uint2 *)(target.row + row * target.row_stride + col) = codes;
@@ -365,7 +365,8 @@ static __device__ __forceinline__ float *sums_partials(const kernel_modulate_bac
 #define BACKWARD_BLOCKS(fast, affine) 1
 #endif
 
-/* AFFINE: with weight, bias and their sums, whose registers leave room for one block alone. */
+/* AFFINE: with weight, bias, their sums and counts of extremes, whose registers leave room for one
+ * block alone. */
 template <bool FAST, bool AFFINE>
 static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AFFINE))
     modulate_backward_kernel(const __grid_constant__ backward_launch launch)
@@ -437,8 +438,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
                     tile.sums[sum].put(tile_thread_col(), tile_group(), sums.of[sum]);
             __syncthreads();
             if (writes && target.transposed != NULL)
-                tile.transposed.write<BLOCK_THREADS, false>(target.transposed, target.transposed_stride,
-                                                     tile_row, tile_col, args.cols);
+                tile.transposed.write<BLOCK_THREADS, false>(
+                    target.transposed, target.transposed_stride, tile_row, tile_col, args.cols);
             for (int i = threadIdx.x; i < SUMS * HALVES * TILE_COLS; i += BLOCK_THREADS) {
                 const int c = i % TILE_COLS, part = i / TILE_COLS % HALVES;
                 const int sum = i / TILE_COLS / HALVES;
@@ -586,7 +587,7 @@ int kernel_modulate_backward_cuda(const struct kernel_modulate_backward_args *ar
     if (!fast)
         return tiles_launch<false, true>(*args, stream);
     if (args->weight != NULL || args->bias != NULL || args->weight_partials != NULL ||
-        args->bias_partials != NULL)
+        args->bias_partials != NULL || args->target.extremes != NULL)
         return tiles_launch<true, true>(*args, stream);
     return tiles_launch<true, false>(*args, stream);
 }

@@ -24,7 +24,8 @@
 #define PANEL_COLS MODULATE_SEGMENT
 #define PANEL_UNITS (PANEL_COLS / UNIT)
 #define PANEL_BYTES (PANEL_ROWS * PANEL_UNITS * 16)
-#define PANELS_MAX 8 /* the largest cluster that every device takes */
+#define PANELS_MAX 16     /* the largest cluster that sm_90 takes */
+#define PANELS_PORTABLE 8 /* the largest that is not to be asked for */
 
 /* ---- Clusters ------------------------------------------------------------------------------ */
 
@@ -360,6 +361,14 @@ static bool panels_can(const struct kernel_modulate_args *args)
            panels_compiled();
 }
 
+/* What a launch says where the device, or the part of it that is ours, cannot hold the cluster. */
+static bool panels_refused(int error)
+{
+    return error == (int)cudaErrorInvalidClusterSize ||
+           error == (int)cudaErrorInvalidConfiguration ||
+           error == (int)cudaErrorLaunchOutOfResources;
+}
+
 static int panels_launch(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
     cudaLaunchConfig_t config = {};
@@ -380,6 +389,9 @@ static int panels_launch(const struct kernel_modulate_args *args, cudaStream_t s
     attribute.val.clusterDim.z = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
+    if (error == cudaSuccess && config.gridDim.x > PANELS_PORTABLE)
+        error = cudaFuncSetAttribute(modulate_panels_kernel,
+                                     cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error == cudaSuccess)
         error = cudaLaunchKernelExC(&config, (const void *)modulate_panels_kernel, pointers);
     if (error != cudaSuccess && cudaPeekAtLastError() == error)

@@ -1,6 +1,6 @@
 /*
- * fp8pipe_modulate and its backward at issue: temporary memory, kernels, sums over tokens. Called by
- * launchers.
+ * fp8pipe_modulate and its backward at issue: temporary memory, kernels, sums over tokens. Called
+ * by launchers.
  */
 #ifndef LIB_MODULATE_H
 #define LIB_MODULATE_H

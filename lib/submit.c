@@ -6,6 +6,11 @@
 
 #include "thread.h"
 
+_Static_assert(sizeof(struct op) + (DRAFT_NAMED + DRAFT_ORDER) * sizeof(fp8pipe_ticket) +
+                       DRAFT_ENDED * sizeof(struct filling *) <=
+                   RING_ENTRY_BYTES_MAX,
+               "the longest lists fit behind the largest payload");
+
 /* A ticket this close to its ring's head is the lane's latest op. */
 #define SUBMIT_LATEST RING_ENTRY_SLOTS_MAX
 

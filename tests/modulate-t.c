@@ -1,7 +1,7 @@
 /*
- * fp8pipe_modulate and its backward against float64: every operand there or not, every norm, rows by
- * token, by group and one for all, shapes and alignments; the quantized result bit for bit; sums over
- * groups without tokens; no tokens at all; in place. The float64 gradients against finite
+ * fp8pipe_modulate and its backward against float64: every operand there or not, every norm, rows
+ * by token, by group and one for all, shapes and alignments; the quantized result bit for bit; sums
+ * over groups without tokens; no tokens at all; in place. The float64 gradients against finite
  * differences.
  */
 #include <math.h>

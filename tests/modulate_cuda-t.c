@@ -562,7 +562,8 @@ static void test_random_shapes(void)
 static void test_edges(void)
 {
     static const int64_t rows[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129};
-    static const int64_t cols[] = {1, 7, 8, 9, 64, 72, 504, 511, 512, 520, 1024, 1032, 4096, 4104};
+    static const int64_t cols[] = {1,   7,   8,    9,    64,   72,   504, 511,
+                                   512, 520, 1032, 4096, 4104, 8192, 8200};
     const int count[2] = {sizeof(rows) / sizeof(*rows), sizeof(cols) / sizeof(*cols)};
 
     for (int fast = 0; fast < 2; fast++) {
@@ -586,9 +587,9 @@ static void test_edges(void)
 
 static void test_large(void)
 {
-    static const int64_t cols[] = {2048, 4096, 5120};
+    static const int64_t cols[] = {2048, 4096, 5120, 8192};
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct shape shape = {
             i == 0 ? 8192 : 1003, cols[i],      8,     true, DATA_NORMAL, 0xffffffu,
             FP8PIPE_NORM_LAYER,   FP8PIPE_E4M3, false, true};
