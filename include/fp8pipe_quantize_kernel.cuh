@@ -81,6 +81,12 @@ template <class F> struct tuning {
     typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : 2, 8, 1, false> tiles;
 };
 
+/* Code for misaligned rows and for counting needs more registers: half as many blocks have them. */
+constexpr int blocks_for(int blocks, bool lean)
+{
+    return lean ? blocks : (blocks + 1) / 2;
+}
+
 /* Whether F says, with a member bool aligned() const, that all of its accesses are aligned. */
 template <class F, class = void> struct alignment {
     static constexpr bool KNOWN = false;
@@ -335,7 +341,8 @@ FP8PIPE_DEVICE void rows_run(const job<F> &job, index<WHOLE> first, index<WHOLE>
 
 /* FORMAT NO_FORMAT: only the functor's own results are written. */
 template <class F, int FORMAT, bool EXTREMES, bool WHOLE>
-static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
+static __global__ void __launch_bounds__(ROW_THREADS,
+                                         blocks_for(tuning<F>::rows::BLOCKS, WHOLE && !EXTREMES))
     rows_kernel(const __grid_constant__ job<F> job)
 {
     typedef index<WHOLE> number;
@@ -383,7 +390,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
 
 /* The pass in front: the amax of all values into *to. Nothing is read if *skip_if is set. */
 template <class F, bool WHOLE>
-static __global__ void __launch_bounds__(ROW_THREADS, tuning<F>::rows::BLOCKS)
+static __global__ void __launch_bounds__(ROW_THREADS, blocks_for(tuning<F>::rows::BLOCKS, WHOLE))
     amax_kernel(const __grid_constant__ job<F> job, const int32_t *skip_if, uint32_t *to)
 {
     typedef index<WHOLE> number;
@@ -570,8 +577,8 @@ FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &threa
 
 /* blockIdx: row of tiles in its group, column of tiles, group. */
 template <class F, int FORMAT, bool SUMS, bool EXTREMES, bool WHOLE, class SHAPE>
-static __global__ void
-__launch_bounds__(SHAPE::THREADS, WHOLE && !EXTREMES ? SHAPE::BLOCKS : (SHAPE::BLOCKS + 1) / 2)
+static __global__ void __launch_bounds__(SHAPE::THREADS,
+                                         blocks_for(SHAPE::BLOCKS, WHOLE && !EXTREMES))
     tiles_kernel(const __grid_constant__ job<F> job)
 {
     enum { ROWS = SHAPE::ROWS, FLIGHT = SHAPE::FLIGHT, WIDTH = SHAPE::WIDTH };

@@ -1,7 +1,8 @@
 /*
- * Functors of fp8pipe_quantize.cuh, launched from inside calls, against the same arithmetic in C and
- * the host's quantize of its values: all outputs, byte for byte, what lies around them included;
- * operands through rows_of, of one row, of any layout; results, in place too; the pass in front.
+ * Functors of fp8pipe_quantize.cuh, launched from inside calls, against the same arithmetic in C
+ * and the host's quantize of its values: all outputs, byte for byte, what lies around them
+ * included; operands through rows_of, of one row, of any layout; results, in place too; the pass
+ * in front.
  *
  * FP8PIPE_TEST_SMALL=1 runs fewer cases (for compute-sanitizer).
  */

@@ -48,7 +48,14 @@ enum fp8pipe_status functor_convert(const struct fp8pipe_matrix *x,
                                     const struct fp8pipe_matrix *out, struct CUstream_st *stream);
 
 /* What a functor does wrong in the debug build. */
-enum functor_fault { FAULT_NONE, FAULT_ROW, FAULT_COLUMN, FAULT_ROWS_OF, FAULT_RESULT, FAULT_DTYPE };
+enum functor_fault {
+    FAULT_NONE,
+    FAULT_ROW,
+    FAULT_COLUMN,
+    FAULT_ROWS_OF,
+    FAULT_RESULT,
+    FAULT_DTYPE
+};
 /* Returns the cudaError_t of the kernel. */
 int functor_fault_run(enum functor_fault fault);
 
