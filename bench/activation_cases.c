@@ -161,7 +161,7 @@ static bool set_check(void *memory)
 static void *update_make(const struct bench_case *self, int64_t rows, int64_t cols)
 {
     struct kernel_scale_update_args *args = calloc(1, sizeof(*args));
-    size_t words = 5 * SLOTS + 3;
+    size_t words = (4 + KERNEL_SCALE_STRIDE) * SLOTS + 3;
     float *state;
 
     (void)self;
@@ -175,12 +175,13 @@ static void *update_make(const struct bench_case *self, int64_t rows, int64_t co
     args->history = HISTORY;
     args->algorithm = FP8PIPE_AMAX_MAX;
     args->scale = state;
-    args->has_scale = (int32_t *)state + SLOTS;
-    args->cursor = (uint32_t *)state + 2 * SLOTS;
-    args->nonfinite = (int32_t *)state + 3 * SLOTS;
-    args->amax = (uint32_t *)state + 4 * SLOTS;
-    args->any_nonfinite = (int32_t *)state + 5 * SLOTS;
-    args->scratch = (uint32_t *)state + 5 * SLOTS + 1;
+    state += KERNEL_SCALE_STRIDE * SLOTS;
+    args->has_scale = (int32_t *)state;
+    args->cursor = (uint32_t *)state + SLOTS;
+    args->nonfinite = (int32_t *)state + 2 * SLOTS;
+    args->amax = (uint32_t *)state + 3 * SLOTS;
+    args->any_nonfinite = (int32_t *)state + 4 * SLOTS;
+    args->scratch = (uint32_t *)state + 4 * SLOTS + 1;
     args->numerator = bench_alloc(SLOTS * 4);
     /* Magnitudes: bits of non-negative floats. */
     bench_must(cudaMemset((void *)(uintptr_t)args->numerator, 0x43, SLOTS * 4));
@@ -219,7 +220,7 @@ static int64_t update_bytes(const void *memory)
 static bool update_check(void *memory)
 {
     const struct kernel_scale_update_args *args = memory;
-    float *scale = bench_download(args->scale, SLOTS * 4);
+    float *scale = bench_download(args->scale, KERNEL_SCALE_STRIDE * SLOTS * 4);
     int32_t *has_scale = bench_download(args->has_scale, SLOTS * 4);
     uint32_t amax = 0x3f3f3f3fu, numerator = 0x43434343u;
     float want, divisor;
@@ -229,7 +230,7 @@ static bool update_check(void *memory)
     memcpy(&divisor, &amax, 4);
     want /= divisor;
     for (int i = 0; i < SLOTS; i++)
-        same = same && has_scale[i] == 1 && scale[i] == want;
+        same = same && has_scale[i] == 1 && scale[i * KERNEL_SCALE_STRIDE] == want;
     free(scale);
     free(has_scale);
     return same;

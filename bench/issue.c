@@ -266,7 +266,8 @@ static void bare_make(struct bare *bare)
 {
     const size_t bytes = (size_t)TOKENS * FEATURES, weight = (size_t)FEATURES * FEATURES;
     static const struct log log = {.level = FP8PIPE_LOG_WARN};
-    const float words[] = {1, 1, 1, 0};
+    /* Each 16 bytes from the one before, as cuBLASLt demands of scales. */
+    const float words[16] = {[0] = 1, [4] = 1, [8] = 1};
     const int32_t one = 1;
     struct backend_options options = {
         .workspace_bytes = (size_t)32 << 20, .plans = FP8PIPE_PLANS_FIXED, .log = &log};
@@ -283,24 +284,24 @@ static void bare_make(struct bare *bare)
     bare->memory = memory;
     floats = (float *)(void *)(bare->memory + 5 * bytes + weight);
     must(backend_cuda_ops.memory_copy(bare->backend, floats, words, sizeof(words)), "copy");
-    must(backend_cuda_ops.memory_copy(bare->backend, floats + 4, &one, sizeof(one)), "copy");
+    must(backend_cuda_ops.memory_copy(bare->backend, floats + 13, &one, sizeof(one)), "copy");
     bare->quantize = (struct kernel_quantize_args){
         .x = matrix(bare->memory, TOKENS, FEATURES),
         .format = FP8PIPE_E4M3,
         .scale_numerator = 448,
         .scale = &floats[0],
-        .has_scale = (int32_t *)(void *)&floats[4],
-        .scale_inv = &floats[1],
+        .has_scale = (int32_t *)(void *)&floats[13],
+        .scale_inv = &floats[4],
         .row = bare->memory + 2 * bytes,
         .row_stride = FEATURES,
-        .amax = (uint32_t *)(void *)&floats[3],
+        .amax = (uint32_t *)(void *)&floats[12],
     };
     bare->gemm = (struct gemm_args){
         .m = TOKENS,
         .n = FEATURES,
         .k = FEATURES,
-        .a = {bare->quantize.row, FEATURES, GEMM_E4M3, false, &floats[1]},
-        .b = {bare->memory + 5 * bytes, FEATURES, GEMM_E4M3, false, &floats[2]},
+        .a = {bare->quantize.row, FEATURES, GEMM_E4M3, false, &floats[4]},
+        .b = {bare->memory + 5 * bytes, FEATURES, GEMM_E4M3, false, &floats[8]},
         .d = bare->memory + 3 * bytes,
         .d_stride = FEATURES,
         .d_dtype = FP8PIPE_BF16,

@@ -21,6 +21,10 @@ extern "C" {
 /* FP8 operands of a GEMM need rows and contraction lengths padded to this many bytes. */
 #define KERNEL_FP8_PAD 16
 
+/* A slot's scale is the first of so many floats: cuBLASLt takes FP8 scales at multiples of 16 bytes
+ * alone. */
+#define KERNEL_SCALE_STRIDE 4
+
 /* Column sums are made of partial sums over tiles of this many rows. */
 #define KERNEL_SUM_ROWS 64
 
@@ -213,7 +217,7 @@ struct kernel_scale_update_args {
     int64_t history;
     enum fp8pipe_amax algorithm;
     const float *numerator; /* [slots] fp8_max * 2^-margin */
-    float *scale;           /* [slots] */
+    float *scale;           /* [slots, KERNEL_SCALE_STRIDE]; the first of each */
     int32_t *has_scale;     /* [slots] set to 1 by the first update that moves the slot */
     uint32_t *amax;         /* [slots] bits of float32 */
     uint32_t *window;       /* [slots, history - 1] bits of float32 */

@@ -103,7 +103,8 @@ static __global__ void __launch_bounds__(UPDATE_THREADS, UPDATE_BLOCKS)
                 args.window[slot * (args.history - 1) + cursor] = last;
                 args.cursor[slot] = cursor + 1 == args.history - 1 ? 0 : cursor + 1;
             }
-            args.scale[slot] = fp8_scale(__fdiv_rn(numerator, float_from_bits(max(amax, last))));
+            args.scale[slot * KERNEL_SCALE_STRIDE] =
+                fp8_scale(__fdiv_rn(numerator, float_from_bits(max(amax, last))));
             args.has_scale[slot] = 1;
         }
     }

@@ -77,7 +77,7 @@ static enum fp8pipe_status init_state(struct fp8pipe_scaling *scaling, float ini
     scaling_layout(&host, image, scaling);
     for (uint32_t i = 0; i < scaling->slots; i++) {
         host.numerator[i] = scaling_numerator(scaling->formats[i], scaling->margin);
-        host.scale[i] = initial_scale > 0.0f ? initial_scale : 1.0f;
+        host.scale[(size_t)i * KERNEL_SCALE_STRIDE] = initial_scale > 0.0f ? initial_scale : 1.0f;
         host.has_scale[i] = initial_scale > 0.0f;
     }
     status = backend->ops->alloc(backend, NULL, device.bytes, &data);

@@ -75,7 +75,7 @@ struct gemm_operand {
     int64_t stride; /* elements between stored rows */
     enum gemm_type type;
     bool transposed;        /* stored as [contraction, rows] instead of [rows, contraction] */
-    const float *scale_inv; /* device; FP8 only */
+    const float *scale_inv; /* device, 16-byte aligned; FP8 only */
 };
 
 /*
@@ -113,9 +113,9 @@ struct gemm_args {
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
     void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to, rounded */
     int64_t pre_stride;
-    const float *d_scale; /* device; not NULL: D is FP8 of d_format, d_dtype is not read */
+    const float *d_scale; /* device, 16-byte aligned; not NULL: D is FP8 of d_format, d_dtype is not read */
     enum fp8pipe_format d_format;
-    uint32_t *d_amax; /* device; with d_scale: *set* to the bits of max|result|, before scaling; or
+    uint32_t *d_amax; /* device, likewise; with d_scale: *set* to the bits of max|result|, before scaling; or
                          NULL */
 };
 

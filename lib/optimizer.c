@@ -55,7 +55,7 @@ static void bind_linear(const struct optimizer_linear *entry, struct kernel_para
     parameter->row_stride = filling->row_stride;
     parameter->transposed_stride = filling->transposed_stride;
     parameter->scale_inv = filling->scale_inv;
-    parameter->scale = &state->scale[linear->slot_w];
+    parameter->scale = &state->scale[(size_t)linear->slot_w * KERNEL_SCALE_STRIDE];
     parameter->has_scale = &state->has_scale[linear->slot_w];
     parameter->amax = &state->amax[linear->slot_w];
     parameter->extremes =

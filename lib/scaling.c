@@ -29,7 +29,7 @@ void scaling_layout(struct scaling_state *state, unsigned char *data,
     size_t end = 0;
 
     state->data = data;
-    state->scale = place(data, &end, slots, sizeof(float));
+    state->scale = place(data, &end, slots, KERNEL_SCALE_STRIDE * sizeof(float));
     state->has_scale = place(data, &end, slots, sizeof(int32_t));
     state->amax = place(data, &end, slots, sizeof(uint32_t));
     state->cursor = place(data, &end, slots, sizeof(uint32_t));
@@ -100,7 +100,7 @@ enum fp8pipe_status scaling_target(struct fp8pipe_scaling *scaling, uint32_t slo
 
     target->format = scaling->formats[slot];
     target->scale_numerator = scaling_numerator(target->format, scaling->margin);
-    target->scale = &state->scale[slot];
+    target->scale = &state->scale[(size_t)slot * KERNEL_SCALE_STRIDE];
     target->has_scale = &state->has_scale[slot];
     target->own_amax = NULL;
     target->amax = fold ? &state->amax[slot] : NULL;
@@ -170,7 +170,8 @@ enum fp8pipe_status scaling_read_slot(struct fp8pipe_scaling *scaling, struct sc
         const void *from;
         size_t bytes;
     } words[] = {
-        {&image->scale, &state->scale[image->slot], sizeof(image->scale)},
+        {&image->scale, &state->scale[(size_t)image->slot * KERNEL_SCALE_STRIDE],
+         sizeof(image->scale)},
         {&image->has_scale, &state->has_scale[image->slot], sizeof(image->has_scale)},
         {&image->amax, &state->amax[image->slot], sizeof(image->amax)},
         {&image->nonfinite, &state->nonfinite[image->slot], sizeof(image->nonfinite)},
@@ -260,7 +261,8 @@ void scaling_save_image(const struct fp8pipe_scaling *scaling, const void *image
     scaling_layout(&state, (unsigned char *)(uintptr_t)image, scaling);
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
         const uint32_t *window = state.window + (size_t)slot * entries;
-        struct saved_slot saved = {(uint32_t)scaling->formats[slot], state.scale[slot],
+        struct saved_slot saved = {(uint32_t)scaling->formats[slot],
+                                   state.scale[(size_t)slot * KERNEL_SCALE_STRIDE],
                                    state.has_scale[slot], state.nonfinite[slot], state.amax[slot]};
 
         memcpy(out, &saved, sizeof(saved));
@@ -338,7 +340,7 @@ enum fp8pipe_status scaling_load_image(const struct fp8pipe_scaling *scaling, co
                                slot, (double)saved.scale, saved.has_scale, saved.nonfinite,
                                (double)FLT_MIN, (double)FLT_MAX);
         }
-        state.scale[slot] = saved.scale;
+        state.scale[(size_t)slot * KERNEL_SCALE_STRIDE] = saved.scale;
         state.has_scale[slot] = saved.has_scale;
         state.nonfinite[slot] = saved.nonfinite;
         *state.any_nonfinite |= saved.nonfinite;

@@ -29,7 +29,7 @@ struct scaling_state {
     size_t bytes;
     size_t moving_bytes; /* in front: what loads write, up to the window */
     size_t image_bytes;  /* in front: what saves and slot_get read, extremes too */
-    float *scale;
+    float *scale; /* of slot i at i * KERNEL_SCALE_STRIDE */
     int32_t *has_scale;
     uint32_t *amax;
     uint32_t *window;

@@ -759,7 +759,7 @@ static int update_wrong(int history, enum fp8pipe_amax algorithm)
 {
     struct slot_reference slots[SLOTS];
     float numerator[SLOTS] = {448, 57344, 448.0f / 1024};
-    float scale[SLOTS] = {0};
+    float scale[SLOTS * KERNEL_SCALE_STRIDE] = {0};
     int32_t has_scale[SLOTS] = {0}, nonfinite[SLOTS], any = -1;
     uint32_t amax[SLOTS], window[SLOTS * HISTORY_MAX] = {0}, cursor[SLOTS] = {0}, scratch[2] = {0};
     struct kernel_scale_update_args args = {SLOTS,     history, algorithm, numerator, scale,
@@ -785,7 +785,8 @@ static int update_wrong(int history, enum fp8pipe_amax algorithm)
         kernel_scale_update_host(&args);
         wrong += any != any_want || scratch[0] != 0 || scratch[1] != 0;
         for (int i = 0; i < SLOTS; i++) {
-            wrong += amax[i] != slots[i].history[0] || !same(scale[i], slots[i].scale) ||
+            wrong += amax[i] != slots[i].history[0] ||
+                     !same(scale[i * KERNEL_SCALE_STRIDE], slots[i].scale) ||
                      has_scale[i] != slots[i].has_scale || nonfinite[i] != slots[i].nonfinite;
             for (int age = 1; age < history; age++) {
                 int entries = history - 1;

@@ -261,11 +261,12 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
 {
     struct twin window = twin_make((size_t)(slots * (history - 1)) * 4);
     struct twin amax = twin_make((size_t)slots * 4);
-    struct twin state = twin_make((size_t)slots * 5 * 4 + 4 * 4);
+    const size_t words_bytes = (size_t)slots * (4 + KERNEL_SCALE_STRIDE) * 4 + 4 * 4;
+    struct twin state = twin_make(words_bytes);
     bool equal = true;
 
     memset(twin_host(&window), 0, (size_t)(slots * (history - 1)) * 4);
-    memset(twin_host(&state), 0, (size_t)slots * 5 * 4 + 4 * 4);
+    memset(twin_host(&state), 0, words_bytes);
     for (int64_t slot = 0; slot < slots; slot++)
         ((float *)twin_host(&state))[slot] = slot % 3 == 2 ? 57344.0f : 448.0f * 0x1p-3f;
     twin_upload(&window);
@@ -280,7 +281,7 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
         }
         twin_upload(&amax);
         /* The word behind the scratch, now and then any_nonfinite itself. */
-        ((uint32_t *)twin_host(&state))[5 * slots + 3] = step % 5 == 3;
+        ((uint32_t *)twin_host(&state))[4 * slots + 3] = step % 5 == 3;
         twin_upload(&state);
         for (int side = 0; side < 2; side++) {
             void *(*at)(const struct twin *) = side == 0 ? twin_host : twin_device;
@@ -289,15 +290,15 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
                                                     history,
                                                     algorithm,
                                                     (float *)words,
-                                                    (float *)words + slots,
-                                                    (int32_t *)words + 2 * slots,
+                                                    (float *)words + 4 * slots + 4,
+                                                    (int32_t *)words + slots,
                                                     at(&amax),
                                                     at(&window),
-                                                    words + 3 * slots,
+                                                    words + 2 * slots,
+                                                    (int32_t *)words + 3 * slots,
                                                     (int32_t *)words + 4 * slots,
-                                                    (int32_t *)words + 5 * slots,
-                                                    words + 5 * slots + 1,
-                                                    (int32_t *)words + 5 * slots +
+                                                    words + 4 * slots + 1,
+                                                    (int32_t *)words + 4 * slots +
                                                         (step % 7 == 6 ? 0 : 3)};
 
             if (side == 0)
@@ -307,7 +308,7 @@ static bool scale_update_agrees(int64_t slots, int64_t history, enum fp8pipe_ama
         }
         equal = equal && twin_equal(&amax, "amax") && twin_equal(&window, "window") &&
                 twin_equal(&state,
-                           "numerator, scale, has_scale, cursor, nonfinite, any, scratch, skip");
+                           "numerator, has_scale, cursor, nonfinite, any, scratch, skip, scale");
     }
     if (!equal)
         diag("%lld slots, history %lld", (long long)slots, (long long)history);

@@ -242,6 +242,9 @@ static enum fp8pipe_dtype dtype_of(enum gemm_type type)
     return type == GEMM_FP32 ? FP8PIPE_FP32 : type == GEMM_BF16 ? FP8PIPE_BF16 : FP8PIPE_FP16;
 }
 
+/* Scales and the amax, each 16 bytes from the one before, as cuBLASLt demands. */
+enum { WORD_A = 0, WORD_B = 4, WORD_D = 8, WORD_AMAX = 12, WORDS = 16 };
+
 static struct gemm_run run_make(struct rig *rig, const struct gemm_case *c, struct test_rng *rng)
 {
     const bool fp8 = gemm_type_is_fp8((int)c->a), to_fp8 = gemm_type_is_fp8((int)c->d);
@@ -249,7 +252,8 @@ static struct gemm_run run_make(struct rig *rig, const struct gemm_case *c, stru
     const double deviation = 0.3 * sqrt((double)c->k);
     const enum gemm_type bias_type = to_fp8 || (fp8 && c->d == GEMM_FP32) ? GEMM_BF16 : c->d;
     const enum gemm_type side = to_fp8 ? GEMM_BF16 : c->d;
-    const float words[4] = {SCALE_A, SCALE_B, to_fp8 ? scale_d(c) : 1, 0};
+    const float words[WORDS] = {
+        [WORD_A] = SCALE_A, [WORD_B] = SCALE_B, [WORD_D] = to_fp8 ? scale_d(c) : 1};
     struct gemm_run run = {
         .a = operand_make(rig, c->a, c->m, c->k, c->k + pad, fp8 ? 2 : 1, rng),
         .b = operand_make(rig, c->b, c->n, c->k, c->k + 2 * pad, fp8 ? 4 : 1, rng),
@@ -265,8 +269,8 @@ static struct gemm_run run_make(struct rig *rig, const struct gemm_case *c, stru
         .m = c->m,
         .n = c->n,
         .k = c->k,
-        .a = {run.a.device, run.a.stride, c->a, false, fp8 ? &run.words[0] : NULL},
-        .b = {run.b.device, run.b.stride, c->b, false, fp8 ? &run.words[1] : NULL},
+        .a = {run.a.device, run.a.stride, c->a, false, fp8 ? &run.words[WORD_A] : NULL},
+        .b = {run.b.device, run.b.stride, c->b, false, fp8 ? &run.words[WORD_B] : NULL},
         .d = run.d.device,
         .d_stride = run.d.stride,
         .d_dtype = dtype_of(c->d),
@@ -281,9 +285,9 @@ static struct gemm_run run_make(struct rig *rig, const struct gemm_case *c, stru
         .pre_stride = run.pre.stride,
     };
     if (to_fp8) {
-        run.args.d_scale = &run.words[2];
+        run.args.d_scale = &run.words[WORD_D];
         run.args.d_format = c->d == GEMM_E4M3 ? FP8PIPE_E4M3 : FP8PIPE_E5M2;
-        run.args.d_amax = (uint32_t *)(void *)&run.words[3];
+        run.args.d_amax = (uint32_t *)(void *)&run.words[WORD_AMAX];
     }
     return run;
 }
@@ -389,11 +393,11 @@ static bool run_is_right(struct rig *rig, const struct gemm_case *c, const struc
         diag("%s: D: error %.2e, allowed %.2e%s", case_name(c), error, allowed(c, c->d),
              intact ? "" : ", wrote between rows");
     if (to_fp8) {
-        float words[4];
+        float words[WORDS];
 
         must(backend_cuda_ops.memory_copy(rig->backend, words, run->words, sizeof(words)));
-        if (!(fabs((double)words[3] / largest - 1) < 5e-3)) {
-            diag("%s: amax %g, wanted %g", case_name(c), (double)words[3], largest);
+        if (!(fabs((double)words[WORD_AMAX] / largest - 1) < 5e-3)) {
+            diag("%s: amax %g, wanted %g", case_name(c), (double)words[WORD_AMAX], largest);
             right = false;
         }
     }
@@ -505,14 +509,15 @@ static void note_nonfinite(struct rig *rig)
 
     for (int i = 0; i < 2; i++) {
         uint8_t *d;
-        float words[4];
+        float words[WORDS];
 
         must(backend_cuda_ops.memory_copy(rig->backend, run.bias.device, &specials[i], 2));
         must(backend_cuda_ops.gemm(rig->backend, rig->stream, &run.args));
         rig_finish(rig);
         must(backend_cuda_ops.memory_copy(rig->backend, words, run.words, sizeof(words)));
         d = operand_download(rig, &run.d);
-        note("a bias of %s: byte %02x, amax %g", i == 0 ? "inf" : "NaN", d[0], (double)words[3]);
+        note("a bias of %s: byte %02x, amax %g", i == 0 ? "inf" : "NaN", d[0],
+             (double)words[WORD_AMAX]);
         free(d);
     }
     run_free(rig, &run);

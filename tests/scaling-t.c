@@ -487,7 +487,7 @@ static void test_scale_range(struct fp8pipe *pipe, const char *backend)
         size_t bytes;
         void *state;
 
-        must(fp8pipe_upload(pipe, &source->state.scale[1], &cases[i].scale, sizeof(float)));
+        must(fp8pipe_upload(pipe, &source->state.scale[KERNEL_SCALE_STRIDE], &cases[i].scale, sizeof(float)));
         state = save(source, &bytes);
         if (cases[i].taken)
             ok(fp8pipe_scaling_load(scaling, state, bytes) == FP8PIPE_OK &&

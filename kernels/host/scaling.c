@@ -36,7 +36,7 @@ static void slot_update(const struct kernel_scale_update_args *args, int64_t slo
         *cursor = *cursor + 1 == args->history - 1 ? 0 : *cursor + 1;
     }
     quotient = args->numerator[slot] / float_from_bits(amax);
-    args->scale[slot] = fp8_scale(quotient);
+    args->scale[slot * KERNEL_SCALE_STRIDE] = fp8_scale(quotient);
     args->has_scale[slot] = 1;
 }
 

@@ -18,6 +18,9 @@
 /* Random values repeat after so many; odd enough for no two rows to be alike. */
 #define PATTERN 65552
 
+/* Each 16 bytes from the one before, as cuBLASLt demands. */
+enum { WORD_A = 0, WORD_B = 4, WORD_AMAX = 8, WORDS = 12 };
+
 struct operands {
     struct plan_key key;
     char *memory;
@@ -30,7 +33,7 @@ struct operands {
     size_t residual, residual_bytes;
     size_t pre, pre_bytes;
     size_t bias;
-    size_t words; /* two float32 of 1, and one word for an amax */
+    size_t words; /* WORDS: float32 scales of 1, and a word for an amax */
 };
 
 struct tune_bench {
@@ -133,14 +136,14 @@ static struct gemm_args operands_args(const struct operands *operands, int turn)
     };
 
     if (gemm_type_is_fp8(key->a_type)) {
-        args.a.scale_inv = &words[0];
-        args.b.scale_inv = &words[1];
+        args.a.scale_inv = &words[WORD_A];
+        args.b.scale_inv = &words[WORD_B];
     }
     if (gemm_type_is_fp8(key->d_type)) {
-        args.d_scale = &words[0];
+        args.d_scale = &words[WORD_A];
         args.d_format = key->d_type == GEMM_E4M3 ? FP8PIPE_E4M3 : FP8PIPE_E5M2;
         args.d_amax =
-            key->amax ? (uint32_t *)(void *)(operands->memory + operands->words) + 2 : NULL;
+            key->amax ? (uint32_t *)(void *)(operands->memory + operands->words) + WORD_AMAX : NULL;
     }
     if (key->bias_type != PLAN_NO_BIAS) {
         args.bias = operands->memory + operands->bias;
@@ -211,7 +214,7 @@ static enum fp8pipe_status operands_make(struct tune_bench *bench, const struct 
 {
     struct cuda_backend *backend = bench->backend;
     struct operands *operands = &bench->operands;
-    const float words[] = {1.0f, 1.0f, 0.0f};
+    const float words[WORDS] = {[WORD_A] = 1.0f, [WORD_B] = 1.0f};
     struct backend *base = &backend->base;
     void *pattern = malloc(PATTERN * sizeof(float));
     enum fp8pipe_status status;
