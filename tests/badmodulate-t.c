@@ -15,17 +15,6 @@ static struct fp8pipe_scaling *scaling, *other_scaling;
 static struct fp8pipe_tensor *tensor, *of_other;
 static struct test_matrix tokens[6], groups[6], one[6], rows_of;
 
-#define MATRIX_RULES(good, f, name)                                                                \
-    do {                                                                                           \
-        SPOILED(good, op.f.rows = -1, SUBMIT, name ".rows", "-1");                                 \
-        SPOILED(good, op.f.cols = -3, SUBMIT, "cols", "-3");                                       \
-        SPOILED(good, op.f.stride = op.f.cols - 1, SUBMIT, name ".stride", "");                    \
-        SPOILED(good, op.f.dtype = (enum fp8pipe_dtype)7, SUBMIT, name ".dtype", "7");             \
-        SPOILED(good, op.f.data = NULL, SUBMIT, name ".data", "NULL");                             \
-        SPOILED(good, op.f.data = (char *)op.f.data + 1, SUBMIT, name ".data", "");                \
-        SPOILED(good, op.f.reserved = 1, SUBMIT, name ".reserved", "1");                           \
-    } while (0)
-
 /* Of the tokens' shape. */
 #define TOKEN_RULES(good, f, name)                                                                 \
     do {                                                                                           \
