@@ -30,7 +30,7 @@
 #define REPEATS_MAX 1000
 
 static const struct bench_case *const tables[] = {quantize_cases, activation_cases, modulate_cases,
-                                                 adamw_cases};
+                                                  adamw_cases};
 
 struct options {
     int64_t mib[SIZES_MAX];

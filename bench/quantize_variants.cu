@@ -64,7 +64,7 @@ template <class ROWS, class TILES, int HINT>
 static int run(const struct kernel_quantize_args *args, cudaStream_t stream)
 {
     typedef variant<ROWS, TILES, HINT> functor;
-    const detail::job<functor> job = {quantize_target(*args),
+    const detail::job<functor> job = {kernel_quantize_target(args),
                                       {{detail::view_of<FP8PIPE_BF16>(args->x, "x")}}};
 
     if (!detail::is_whole(job.target, job.functor.x) || args->format != FP8PIPE_E4M3)

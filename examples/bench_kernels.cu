@@ -451,7 +451,8 @@ extern "C" void bench_device_get_cuda(struct bench_device *device)
     int driver = 0;
 
     if (cudaGetDeviceProperties(&properties, 0) == cudaSuccess) {
-        snprintf(device->name, sizeof(device->name), "%s", properties.name);
+        snprintf(device->name, sizeof(device->name), "%.*s", (int)sizeof(device->name) - 1,
+                 properties.name);
     }
     cudaDriverGetVersion(&driver);
     cudaMemGetInfo(&free_bytes, &total_bytes);

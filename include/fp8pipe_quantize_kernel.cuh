@@ -36,11 +36,11 @@ enum {
     ROW_UNITS = 128, /* the widest block of the rows kernels */
     ROW_THREADS = 256,
     TILE_HEIGHT = 128,
-    SUM_HEIGHT = 64,  /* rows of one partial sum */
-    SLAB = 16,        /* rows that one warp sums */
-    GRID_MAX = 65535, /* in y and z */
-    NO_FORMAT = -1    /* no FP8 output */
+    SUM_HEIGHT = 64, /* rows of one partial sum */
+    SLAB = 16,       /* rows that one warp sums */
+    NO_FORMAT = -1   /* no FP8 output */
 };
+constexpr int64_t GRID_MAX = 65535; /* in y and z */
 
 /* ---- Tuning ------------------------------------------------------------------------------- */
 

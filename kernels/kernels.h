@@ -103,7 +103,8 @@ kernel_quantize_of(const struct fp8pipe_quantize_target *target, const struct fp
     return args;
 }
 
-/* The other way round. */
+/* The other way round. A kernel finds the own amax complete: the library has launched the pass for
+ * it in front. */
 static inline struct fp8pipe_quantize_target
 kernel_quantize_target(const struct kernel_quantize_args *args)
 {

@@ -79,7 +79,7 @@ static bool output_valid(const uint8_t *data, int64_t stride, int64_t cols)
 
 int kernel_quantize_cuda(const struct kernel_quantize_args *args, struct CUstream_st *stream)
 {
-    const fp8pipe_quantize_target t = quantize_target(*args);
+    const fp8pipe_quantize_target t = kernel_quantize_target(args);
 
     if (!matrix_valid(args->x) || args->scale == NULL || args->scale_inv == NULL ||
         (args->own_amax != NULL && args->has_scale == NULL) ||

@@ -68,27 +68,4 @@ template <int DTYPE>
 struct fp8pipe_cuda::detail::tuning<identity<DTYPE>> : identity_tuning<DTYPE> {
 };
 
-static inline fp8pipe_quantize_target quantize_target(const struct kernel_quantize_args &args)
-{
-    fp8pipe_quantize_target t = {};
-
-    t.rows = args.x.rows;
-    t.cols = args.x.cols;
-    t.format = args.format;
-    t.scale_numerator = args.scale_numerator;
-    t.scale = args.scale;
-    t.has_scale = args.has_scale;
-    /* Its amax is known: the library has a pass of its own in front. */
-    t.own_amax = (uint32_t *)args.own_amax;
-    t.scale_inv = args.scale_inv;
-    t.row = args.row;
-    t.row_stride = args.row_stride;
-    t.transposed = args.transposed;
-    t.transposed_stride = args.transposed_stride;
-    t.amax = args.amax;
-    t.partials = args.partials;
-    t.extremes = args.extremes;
-    return t;
-}
-
 #endif

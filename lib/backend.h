@@ -86,14 +86,14 @@ struct gemm_operand {
  * bias: NULL, or of d_dtype's own type, and with FP8 operands and an FP32 D of BF16.
  * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
  *
- * Epilogue (fp8pipe_epilogue): with P the product, bias and old D, pre = P, D = activation(P) +
- * residual, and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of a
- * multiple of 16 bytes; then there is neither residual nor accumulate. A residual has 16-byte
- * aligned rows. A backend may refuse with ENOTSUP what it has no kernel for, before anything is
- * enqueued; lib/gemm.c then goes another way.
- * CUDA has none for a residual beside an activation, for `pre` without an activation or beside an
- * FP8 D, for `pre` or a bias that is not 16-byte aligned, for an E5M2 D of two E4M3 operands, for an
- * FP8 D of others than FP8 or with a bias that is not BF16.
+ * Epilogue (fp8pipe_epilogue): with P the product, bias and old D, D = activation(P) + residual,
+ * and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of a multiple of 16
+ * bytes; then there is neither residual nor accumulate. A residual has 16-byte aligned rows. A
+ * backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued;
+ * lib/gemm.c then goes another way.
+ * CUDA has none for a residual beside an activation, for an activation beside a bias that is not
+ * 16-byte aligned, for an E5M2 D of two E4M3 operands, for an FP8 D of others than FP8 or with a
+ * bias that is not BF16.
  */
 struct gemm_args {
     int64_t m;
@@ -111,12 +111,11 @@ struct gemm_args {
     const void *residual; /* NULL, or [m, n] of D's dtype, apart from D */
     int64_t residual_stride;
     enum fp8pipe_activation activation; /* NONE or GELU_TANH */
-    void *pre; /* NULL, or [m, n] of D's dtype: what activation is applied to, rounded */
-    int64_t pre_stride;
-    const float *d_scale; /* device, 16-byte aligned; not NULL: D is FP8 of d_format, d_dtype is not read */
+    const float *d_scale; /* device, 16-byte aligned; not NULL: D is FP8 of d_format, and d_dtype is
+                             not read */
     enum fp8pipe_format d_format;
-    uint32_t *d_amax; /* device, likewise; with d_scale: *set* to the bits of max|result|, before scaling; or
-                         NULL */
+    uint32_t *d_amax; /* device, 16-byte aligned; with d_scale: *set* to the bits of max|result|,
+                         before scaling; or NULL */
 };
 
 struct backend_plan_stats {

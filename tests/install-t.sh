@@ -77,6 +77,67 @@ if [ -f "$library/libfp8pipe.so" ]; then
     fi
 fi
 
+# ---- The headers ---------------------------------------------------------------------------------
+
+headers=$(cd "$srcdir/include" && ls)
+
+missing_headers() {
+    for header in $headers; do
+        [ -f "$include/$header" ] || echo "$header"
+    done
+}
+
+# COMPILER OPTION...: each header of C by itself, but the one that needs CUDA's.
+compile_headers() {
+    for header in $headers; do
+        case $header in *.cuh) continue ;; esac
+        echo "#include <$header>" | "$@" -Wall -Wextra -Wpedantic -Werror -I"$include" \
+            -fsyntax-only - || return
+    done
+}
+
+none "every public header is installed" missing_headers
+ok "each header compiles as C11" compile_headers gcc -std=c11 -x c
+if command -v g++ >/dev/null; then
+    ok "each header compiles as C++11" compile_headers g++ -std=c++11 -x c++
+else
+    skip "no g++ on this machine"
+fi
+
+# The functor of fp8pipe_quantize.cuh's man page, in a program of C++17.
+try_functor() {
+    {
+        echo '#include <fp8pipe_quantize.cuh>'
+        awk '/^\.Bd -literal/ { inside = 1; next } /^\.Ed/ { exit } inside' \
+            "$srcdir/doc/man/fp8pipe_quantize.3"
+        cat <<'END'
+struct operands {
+    fp8pipe_matrix x, shift, scale;
+};
+extern "C" enum fp8pipe_status enqueue(struct fp8pipe_stream *stream,
+                                       const struct fp8pipe_quantize_target *target, void *arg)
+{
+    const struct operands *o = (const struct operands *)arg;
+
+    return quantize(stream, target,
+                    modulated{operand<FP8PIPE_BF16>::of(o->x, "x"),
+                              operand<FP8PIPE_BF16>::of(o->shift, "shift"),
+                              operand<FP8PIPE_BF16>::of(o->scale, "scale")});
+}
+END
+    } >"$stage/work/functor.cu"
+    "$nvcc" -std=c++17 -arch=sm_90 -Werror all-warnings -Xcompiler -Wall,-Wextra -I"$include" \
+        -c "$stage/work/functor.cu" -o "$stage/work/functor.o" && nm "$stage/work/functor.o" |
+        grep -q ' T enqueue$'
+}
+
+nvcc=${NVCC:-$(command -v nvcc)}
+if [ -n "$nvcc" ]; then
+    ok "the functor of fp8pipe_quantize.cuh's page compiles" try_functor
+else
+    skip "no nvcc on this machine"
+fi
+
 # ---- The README's program ------------------------------------------------------------------------
 
 awk '/^```c$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$srcdir/README.md" \

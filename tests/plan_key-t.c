@@ -65,8 +65,6 @@ static void test_fields(void)
     full.bias_dtype = FP8PIPE_BF16;
     full.residual = memory;
     full.residual_stride = 256;
-    full.pre = memory;
-    full.pre_stride = 256;
     full.activation = FP8PIPE_ACTIVATION_GELU_TANH;
     VARIES(args.m = 513);
     VARIES(args.n = 272);
@@ -89,9 +87,6 @@ static void test_fields(void)
     VARIES(args.residual_stride = 512);
     VARIES(args.residual = memory + 16);
     VARIES(args.activation = FP8PIPE_ACTIVATION_NONE);
-    VARIES(args.pre = NULL);
-    VARIES(args.pre_stride = 512);
-    VARIES(args.pre = memory + 2);
     VARIES(args.a.data = memory + 16);
     VARIES(args.b.data = memory + 32);
     VARIES(args.d = memory + 64);
@@ -99,7 +94,6 @@ static void test_fields(void)
     STAYS(args.a.data = memory + 256);
     STAYS(args.d = memory + 2048);
     STAYS(args.bias = memory + 16);
-    STAYS(args.pre = memory + 16);
     STAYS(args.residual = memory + 1024);
     STAYS(args.a.scale_inv = (const float *)(const void *)(memory + 4));
     STAYS(args.d_format = FP8PIPE_E5M2);
@@ -139,13 +133,6 @@ static void test_direct(void)
     DIRECT(0, args.activation = FP8PIPE_ACTIVATION_GELU_TANH; args.residual = memory;
            args.residual_stride = 256);
     DIRECT(0, args.activation = FP8PIPE_ACTIVATION_GELU_TANH; args.accumulate = true);
-    DIRECT(1, args.activation = FP8PIPE_ACTIVATION_GELU_TANH; args.pre = memory;
-           args.pre_stride = 256);
-    DIRECT(0, args.activation = FP8PIPE_ACTIVATION_GELU_TANH; args.pre = memory + 2;
-           args.pre_stride = 256);
-    DIRECT(0, args.activation = FP8PIPE_ACTIVATION_GELU_TANH; args.pre = memory;
-           args.pre_stride = 257);
-    DIRECT(0, args.pre = memory; args.pre_stride = 256);
     DIRECT(1, args.d_scale = scale);
     DIRECT(1, args.d_scale = scale; args.activation = FP8PIPE_ACTIVATION_GELU_TANH);
     DIRECT(0, args.d_scale = scale; args.residual = memory; args.residual_stride = 256);
@@ -211,9 +198,8 @@ static void test_name(void)
            "a key has a name");
     args.m = args.n = args.k = INT64_MAX;
     args.activation = FP8PIPE_ACTIVATION_GELU_TANH;
-    args.pre = memory;
     args.residual = memory;
-    args.pre_stride = args.residual_stride = 1;
+    args.residual_stride = 1;
     key = key_of(args);
     ok(strstr(plan_key_name(name, &key), "with residual") != NULL, "the longest one fits");
 }

@@ -161,10 +161,9 @@ void cuda_staging_free(struct cuda_stream *stream);
 /*
  * Any args that lib/backend.h allows. What cuBLASLt cannot do directly goes through an fp32 D in
  * memory of the stream, then through the store kernel, which adds bias and old D in fp32 and rounds
- * once. That is no way for an epilogue: ENOTSUP for a residual or old D beside an activation, `pre`
- * without an activation, beside an FP8 D or not 16-byte aligned, an FP8 D of others than FP8
- * operands, with a bias that is not BF16, or of E5M2 without an E5M2 operand, and whatever else
- * cuBLASLt has no kernel for.
+ * once. That is no way for an epilogue: ENOTSUP for a residual or old D beside an activation, an
+ * FP8 D of others than FP8 operands, with a bias that is not BF16, or of E5M2 without an E5M2
+ * operand, and whatever else cuBLASLt has no kernel for.
  */
 enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *stream,
                               const struct gemm_args *args);

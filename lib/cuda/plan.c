@@ -54,7 +54,6 @@ struct pointers {
     const void *a_scale;
     const void *b_scale;
     const void *bias;
-    const void *pre;
     const void *d_scale;
     const void *d_amax;
 };
@@ -69,7 +68,6 @@ static cublasStatus_t desc_point(const struct cublaslt *lt, cublasLtMatmulDescOp
         {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, to->b_scale},
         {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, to->a_scale},
         {CUBLASLT_MATMUL_DESC_BIAS_POINTER, to->bias},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, to->pre},
         {CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, to->d_scale},
         {CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, to->d_amax},
     };
@@ -88,8 +86,6 @@ static cublasLtEpilogue_t epilogue_of(const struct plan_key *key)
 
     if (key->activation == FP8PIPE_ACTIVATION_NONE)
         return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    if (key->pre_stride != 0)
-        return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
 }
 
@@ -103,7 +99,6 @@ static cublasStatus_t desc_make(const struct cublaslt *lt, cublasLtMatmulDescOpa
         .a_scale = fp8 ? PLAN_SOME_POINTER : NULL,
         .b_scale = fp8 ? PLAN_SOME_POINTER : NULL,
         .bias = key->bias_type != PLAN_NO_BIAS ? PLAN_SOME_POINTER : NULL,
-        .pre = key->pre_stride != 0 ? PLAN_SOME_POINTER : NULL,
         .d_scale = gemm_type_is_fp8(key->d_type) ? PLAN_SOME_POINTER : NULL,
         .d_amax = key->amax ? PLAN_SOME_POINTER : NULL,
     };
@@ -124,14 +119,6 @@ static cublasStatus_t desc_make(const struct cublaslt *lt, cublasLtMatmulDescOpa
         const int32_t type = (int32_t)gemm_type_cuda(key->bias_type);
 
         TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)));
-    }
-    if (some.pre != NULL) {
-        const int32_t type = (int32_t)gemm_type_cuda(key->d_type);
-
-        TRY(error, desc_set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->pre_stride,
-                            sizeof(key->pre_stride)));
-        TRY(error,
-            desc_set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &type, sizeof(type)));
     }
     TRY(error, desc_point(lt, desc, &some));
     return error;
@@ -426,7 +413,6 @@ enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *s
         .a_scale = args->a.scale_inv,
         .b_scale = args->b.scale_inv,
         .bias = args->bias,
-        .pre = args->pre,
         .d_scale = args->d_scale,
         .d_amax = to_fp8 ? args->d_amax : NULL,
     };

@@ -13,11 +13,6 @@ static uint8_t alignment_of(const void *data, int64_t stride, int type)
     return (uint8_t)__builtin_ctzll(bits | PLAN_ALIGN_MAX);
 }
 
-static bool aligned(const void *data, int64_t stride, int type)
-{
-    return 1 << alignment_of(data, stride, type) >= PLAN_ALIGN_MIN;
-}
-
 void plan_key_make(struct plan_key *key, const struct gemm_args *args)
 {
     const bool fp8 = gemm_type_is_fp8((int)args->a.type);
@@ -40,7 +35,7 @@ void plan_key_make(struct plan_key *key, const struct gemm_args *args)
     key->bias_type = PLAN_NO_BIAS;
     if (args->bias != NULL) {
         key->bias_type = (uint8_t)gemm_type_of_dtype(args->bias_dtype);
-        key->bias_aligned = aligned(args->bias, 0, GEMM_FP32);
+        key->bias_aligned = (uintptr_t)args->bias % PLAN_ALIGN_MIN == 0;
     }
     key->a_transposed = args->a.transposed;
     key->b_transposed = args->b.transposed;
@@ -54,10 +49,6 @@ void plan_key_make(struct plan_key *key, const struct gemm_args *args)
         key->residual_align = alignment_of(args->residual, args->residual_stride, key->d_type);
     }
     key->activation = (uint8_t)args->activation;
-    if (args->pre != NULL) {
-        key->pre_stride = args->pre_stride;
-        key->pre_aligned = aligned(args->pre, args->pre_stride, key->d_type);
-    }
 }
 
 const char *plan_key_name(char name[PLAN_KEY_NAME_BYTES], const struct plan_key *key)
@@ -65,23 +56,21 @@ const char *plan_key_name(char name[PLAN_KEY_NAME_BYTES], const struct plan_key 
     static const char *const types[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
 
     snprintf(name, PLAN_KEY_NAME_BYTES,
-             "GEMM %" PRId64 " x %" PRId64 " x %" PRId64 ", %s . %s to %s%s%s%s%s", key->m, key->n,
+             "GEMM %" PRId64 " x %" PRId64 " x %" PRId64 ", %s . %s to %s%s%s%s", key->m, key->n,
              key->k, types[key->a_type], types[key->b_type], types[key->d_type],
              key->bias_type != PLAN_NO_BIAS ? " with bias" : "",
              key->activation != FP8PIPE_ACTIVATION_NONE ? " with activation" : "",
-             key->pre_stride != 0 ? " kept before it" : "",
              key->residual_stride != 0 ? " with residual" : "");
     return name;
 }
 
 bool plan_key_has_epilogue(const struct plan_key *key)
 {
-    return key->activation != FP8PIPE_ACTIVATION_NONE || key->pre_stride != 0 ||
-           key->residual_stride != 0 || gemm_type_is_fp8(key->d_type);
+    return key->activation != FP8PIPE_ACTIVATION_NONE || key->residual_stride != 0 ||
+           gemm_type_is_fp8(key->d_type);
 }
 
-/* cuBLASLt adds C before the activation. Beside an FP8 D it keeps what goes into the activation in
- * E4M3 or fp16 alone. */
+/* cuBLASLt adds C before the activation. */
 static bool epilogue_is_direct(const struct plan_key *key)
 {
     const bool active = key->activation != FP8PIPE_ACTIVATION_NONE;
@@ -89,8 +78,6 @@ static bool epilogue_is_direct(const struct plan_key *key)
     const bool to_fp8 = gemm_type_is_fp8(key->d_type);
 
     if (active && (added || key->activation != FP8PIPE_ACTIVATION_GELU_TANH))
-        return false;
-    if (key->pre_stride != 0 && (!active || !key->pre_aligned || to_fp8))
         return false;
     return !(to_fp8 && added) && !(key->residual_stride != 0 && key->accumulate);
 }
@@ -125,7 +112,7 @@ static uint8_t align_class(uint8_t align)
     return 1 << align < PLAN_ALIGN_MIN ? align : (uint8_t)__builtin_ctz(PLAN_ALIGN_MIN);
 }
 
-/* Only whether there are a residual and a `pre` stays of their strides. */
+/* Only whether there is a residual stays of its stride. */
 static void family_make(struct plan_key *family, const struct plan_key *key, int which)
 {
     *family = *key;
@@ -137,7 +124,6 @@ static void family_make(struct plan_key *family, const struct plan_key *key, int
     family->b_stride = 0;
     family->d_stride = 0;
     family->residual_stride = key->residual_stride != 0;
-    family->pre_stride = key->pre_stride != 0;
     family->a_align = align_class(key->a_align);
     family->b_align = align_class(key->b_align);
     family->d_align = align_class(key->d_align);

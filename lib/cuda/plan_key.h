@@ -17,8 +17,8 @@
 
 /* cuBLASLt's own highest alignment, and its default. */
 #define PLAN_ALIGN_MAX 256
-/* What FP8 kernels, epilogue matrices and biases need: the heuristic is not told of the latter's
- * alignment and may pick kernels that fault on less. */
+/* What FP8 kernels and biases need: the heuristic is not told of the latter's alignment and may pick
+ * kernels that fault on less. */
 #define PLAN_ALIGN_MIN 16
 
 /* Alignments are logarithms, of data and rows, in bytes, up to PLAN_ALIGN_MAX. */
@@ -30,7 +30,6 @@ struct plan_key {
     int64_t b_stride;
     int64_t d_stride;
     int64_t residual_stride; /* 0: none */
-    int64_t pre_stride;      /* 0: none */
     uint8_t a_type;          /* enum gemm_type, as those that follow */
     uint8_t b_type;
     uint8_t d_type;
@@ -45,8 +44,8 @@ struct plan_key {
     uint8_t b_align;
     uint8_t d_align;
     uint8_t residual_align;
-    uint8_t pre_aligned; /* to PLAN_ALIGN_MIN */
-    uint8_t bias_aligned;
+    uint8_t bias_aligned; /* to PLAN_ALIGN_MIN */
+    uint8_t zero[9];      /* up to a multiple of 16 bytes, as plan_cache.h demands */
 };
 _Static_assert(sizeof(struct plan_key) == 80, "the key has no padding, as comparisons need");
 

@@ -31,7 +31,6 @@ struct operands {
     size_t b, b_bytes;
     size_t d, d_bytes;
     size_t residual, residual_bytes;
-    size_t pre, pre_bytes;
     size_t bias;
     size_t words; /* WORDS: float32 scales of 1, and a word for an amax */
 };
@@ -80,8 +79,7 @@ static void operands_lay_out(struct operands *operands, const struct plan_key *k
         matrix_bytes(key->b_transposed ? key->k : b_rows, key->b_stride, key->b_type);
     operands->d_bytes = matrix_bytes(key->m, key->d_stride, key->d_type);
     operands->residual_bytes = matrix_bytes(key->m, key->residual_stride, key->d_type);
-    operands->pre_bytes = matrix_bytes(key->m, key->pre_stride, key->d_type);
-    turn = operands->b_bytes + operands->d_bytes + operands->residual_bytes + operands->pre_bytes;
+    turn = operands->b_bytes + operands->d_bytes + operands->residual_bytes;
     operands->sets = (int)(2 * (size_t)l2_bytes / turn) + 2;
     if (operands->sets > SETS_MAX)
         operands->sets = SETS_MAX;
@@ -89,7 +87,6 @@ static void operands_lay_out(struct operands *operands, const struct plan_key *k
     operands->b = take(&end, (size_t)operands->sets * operands->b_bytes);
     operands->d = take(&end, (size_t)operands->sets * operands->d_bytes);
     operands->residual = take(&end, (size_t)operands->sets * operands->residual_bytes);
-    operands->pre = take(&end, (size_t)operands->sets * operands->pre_bytes);
     operands->bias = take(&end, matrix_bytes(1, key->n, GEMM_FP32));
     operands->words = take(&end, PLAN_ALIGN_MAX);
     operands->bytes = end;
@@ -153,10 +150,6 @@ static struct gemm_args operands_args(const struct operands *operands, int turn)
         args.residual = aligned_at(operands, operands->residual, operands->residual_bytes, set,
                                    key->residual_align);
         args.residual_stride = key->residual_stride;
-    }
-    if (key->pre_stride != 0) {
-        args.pre = aligned_at(operands, operands->pre, operands->pre_bytes, set, 8);
-        args.pre_stride = key->pre_stride;
     }
     return args;
 }
@@ -227,7 +220,7 @@ static enum fp8pipe_status operands_make(struct tune_bench *bench, const struct 
     if (status != FP8PIPE_OK)
         goto free_pattern;
     operands->memory = memory;
-    /* D, residual and `pre` lie side by side, and are of one type. */
+    /* D and residual lie side by side, and are of one type. */
     status = region_fill(base, operands->memory + operands->a, operands->b - operands->a,
                          key->a_type, pattern);
     if (status == FP8PIPE_OK)

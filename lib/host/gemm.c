@@ -271,10 +271,6 @@ static void finish(const struct gemm_args *args, const float *product, int64_t p
             if (args->accumulate) {
                 add(values, d, args->d_dtype, count);
             }
-            if (args->pre != NULL) {
-                row_store(element(args->pre, args->pre_stride, bytes, row, col), args->d_dtype,
-                          values, count);
-            }
             row_activate(values, args->activation, count);
             if (args->residual != NULL) {
                 add(values, element((void *)args->residual, args->residual_stride, bytes, row, col),
@@ -309,8 +305,8 @@ void host_gemm_run(struct host_gemm_work *work)
                 args->b.transposed ? CblasNoTrans : CblasTrans, (int)args->m, (int)args->n,
                 (int)args->k, 1.0f, a, a_stride, b, b_stride, 0.0f, product, product_stride);
     pthread_rwlock_unlock(&blas_usable);
-    if (product != args->d || scaled || args->bias != NULL || args->pre != NULL ||
-        args->residual != NULL || args->activation != FP8PIPE_ACTIVATION_NONE) {
+    if (product != args->d || scaled || args->bias != NULL || args->residual != NULL ||
+        args->activation != FP8PIPE_ACTIVATION_NONE) {
         finish(args, product, product_stride, scale, scaled);
     }
     scratch_free(work);

@@ -1,0 +1,119 @@
+#!/bin/sh
+# bench/compare runs ours and theirs in turn and makes one table of it; programs that fail, hang or
+# are not finite have no time and take nobody else's. Both programs are stand-ins here.
+set -u
+srcdir=${srcdir:-.}
+. "$srcdir/tests/tap.sh"
+compare=$(cd "$srcdir/bench" && pwd)/compare
+
+[ -z "${FP8PIPE_SANITIZER:-}" ] || skip_all "a table is the same in every build"
+command -v python3 >/dev/null || skip_all "python3 is not there"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$work" || exit 1
+
+# Both note how they were called. Ours takes 2 ms a sample, theirs 3; bf16 is not finite at batch 1.
+cat >common <<'END'
+echo "$0 $*" >>calls
+cases=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --mode) mode=$2 ;;
+    --dtype) dtype=$2 ;;
+    --variant) variant=$2 ;;
+    --batch_size) batch=$2 ;;
+    --seq_length) cases="${batch}x$2" ;;
+    --case) cases="$cases $2" ;;
+    --json) json=$2 ;;
+    esac
+    shift
+done
+rows() {
+    comma=
+    for case in $cases; do
+        batch=${case%x*}
+        time=", \"ms_mean\": $((batch * $1)).25"
+        [ "${dtype:-$variant} $batch" != "bf16 1" ] || time=
+        echo "$comma {\"mode\": \"$mode\", \"case\": \"$case\", \"card\": \"a card\"$time,
+            \"caller_cpu_ms\": 0.5, \"memory_bytes\": 2147483648}"
+        comma=,
+    done
+}
+END
+cat >ours <<'END'
+#!/bin/sh
+. ./common
+[ "$dtype" != fp32 ] || { echo "no memory for this" >&2; exit 1; }
+echo "{\"rows\": [$(rows 2)]}" >"$json"
+END
+cat >theirs <<'END'
+#!/bin/sh
+shift # torch_dit.py
+. ./common
+[ "$variant" != te ] || { echo "No module named 'transformer_engine'" >&2; exit 2; }
+[ "$variant" != torchao ] || exec sleep 60
+echo "{\"rows\": [$(rows 3)]}" >"$json"
+END
+chmod +x ours theirs
+
+run() {
+    rm -f calls result.json
+    python3 "$compare" --dit_bench ./ours --python ./theirs --json result.json "$@" >out 2>&1
+}
+
+# PATTERN: the output has such a line.
+says() {
+    grep -qE "$1" out || {
+        cat out
+        return 1
+    }
+}
+
+json() {
+    python3 -c "import json; r = json.load(open('result.json')); assert ($1), r"
+}
+
+calls_are() {
+    sed 's/ .*--mode \([a-z]*\).*/ \1/' calls | tr '\n' ' ' | grep -qx "$1 " || {
+        cat calls
+        return 1
+    }
+}
+
+ok "ours alone" run --mode train --case 8x240 --case 1x240 --peer none
+ok "has a line for each of our types" says '^fp8pipe fp8  +16.25 +1.00 +0.50 +2.0 +2.25 +1.00 +0.50 +2.0$'
+ok "not finite is no time" says '^fp8pipe bf16  +16.25 +1.00 +0.50 +2.0 +not finite *$'
+ok "no peer runs" calls_are './ours train ./ours train ./ours train ./ours train'
+ok "options of ours are passed on" grep -q -- '--dtype fp8 --tune .*--iters 20' calls
+ok "the file has all rows, the card and the command" json \
+    "len(r['rows']) == 4 and r['card'] == 'a card' and '--peer none' in r['command'] and
+     r['rows'][0]['name'] == 'fp8pipe fp8' and r['notes'] == []"
+
+ok "ours and peers in turn" run --mode forward --case 8x240 --case 8x1024 --timeout 20 \
+    --peer bf16 --peer te --iters 3 --common '--depth 2'
+ok "ours comes first and last, a peer runs its cases in one process" calls_are \
+    './ours forward ./ours forward ./ours forward ./ours forward ./theirs forward ./theirs forward ./ours forward ./ours forward'
+ok "a peer's ratio is its time over ours" says '^torch bf16  +24.25 +1.49 '
+ok "ours again at the end" says '^fp8pipe fp8 \(again\)  +16.25 +1.00 '
+ok "a peer that cannot be imported is named with the reason" \
+    says "^no time: forward, torch te: exit status 2: No module named 'transformer_engine'$"
+ok "common options reach both" sh -c 'test "$(grep -c -- "--depth 2" calls)" = 8'
+ok "what went wrong is in the file" json "len(r['notes']) == 1 and len(r['rows']) == 8"
+
+ok "two modes make two tables" run --case 1x240 --peer none
+ok "forward" says '^forward +1x240'
+ok "train" says '^train +1x240'
+
+ok "a peer that hangs" run --mode train --case 1x240 --timeout 1 --peer torchao
+ok "is stopped and named" says '^no time: train, torch torchao: .*timed out'
+
+fails() {
+    ! "$@"
+}
+ok "without any result it fails" fails run --mode train --case 8x240 --peer none \
+    --ours 'fp32=--dtype fp32'
+ok "and says what each run said" \
+    says '^no time: train, fp8pipe fp32, 8x240: exit status 1: no memory for this$'
+done_testing
