@@ -822,8 +822,9 @@ enum fp8pipe_keep { FP8PIPE_KEEP_NOTHING = 0, FP8PIPE_KEEP_DGRAD = 1, FP8PIPE_KE
 
 /*
  * forward: Y = X . W^T + b. X is `x`, or `x_tensor`, quantized before with this layer's format and
- * shared with other layers (KEEP_ALL then needs its transposed copy). KEEP_DGRAD and KEEP_ALL fill
- * `saved`; an unquantized layer keeps its weight's version only.
+ * shared with other layers (KEEP_ALL then needs its transposed copy, and keeps nothing else of it:
+ * the row-wise bytes' memory is given back once x_tensor has let go of them). KEEP_DGRAD and
+ * KEEP_ALL fill `saved`; an unquantized layer keeps its weight's version only.
  */
 struct fp8pipe_forward_op {
     size_t size;

@@ -149,7 +149,7 @@ enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
         status = layer_tensor(&draft, "dy_saved", op->dy_saved);
     }
     if (status == FP8PIPE_OK && linear->scaling != NULL && op->dy_saved != NULL) {
-        status = draft_filling(&draft, &layer.kept);
+        status = draft_filling(&draft, FP8PIPE_TRANSPOSED, &layer.kept);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -173,7 +173,7 @@ enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
                                       (op->bias_grad_accumulate ? OP_SUMS_ACCUMULATE : 0u));
     status = draft_submit(&draft, &calls, &layer, ticket);
     if (status != FP8PIPE_OK && layer.kept != NULL) {
-        filling_put(layer.kept);
+        filling_undo(layer.kept);
     }
     return status;
 }

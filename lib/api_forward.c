@@ -87,6 +87,7 @@ static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket
             layer->kept->filled_by = ticket;
             saved->filling = layer->kept;
         } else if (op->keep == FP8PIPE_KEEP_ALL && x_filling != NULL) {
+            /* Not its part: no backward reads the row-wise bytes. */
             saved->filling = x_filling;
             filling_hold(x_filling);
         }
@@ -173,10 +174,10 @@ static void undo_forward(struct draft *draft, const struct layer_draft *layer)
                                   : NULL;
 
     if (filling != NULL) {
-        filling_put(filling);
+        filling_undo(filling);
     }
     if (layer->kept != NULL) {
-        filling_put(layer->kept);
+        filling_undo(layer->kept);
     }
 }
 
@@ -223,7 +224,7 @@ enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
         }
     }
     if (linear->scaling != NULL && op->keep == FP8PIPE_KEEP_ALL && op->x_tensor == NULL) {
-        status = draft_filling(&draft, &layer.kept);
+        status = draft_filling(&draft, FP8PIPE_TRANSPOSED, &layer.kept);
         if (status == FP8PIPE_OK) {
             filling_shape(layer.kept, op->x.rows, op->x.cols,
                           linear->scaling->formats[linear->slot_x], false, true);

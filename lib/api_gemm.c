@@ -15,7 +15,7 @@ static enum fp8pipe_status bind_operand(struct draft *draft, const char *field,
     if (current == NULL) {
         return status_fail(FP8PIPE_EINVAL, "%s: it is empty", field);
     }
-    if (!(transposed ? current->transposed : current->rowwise)) {
+    if (!(transposed ? current->transposed : tensor_rowwise(tensor))) {
         return status_fail(FP8PIPE_EINVAL, "%s: it has no %s copy", field,
                            transposed ? "transposed" : "row-wise");
     }
@@ -25,7 +25,7 @@ static enum fp8pipe_status bind_operand(struct draft *draft, const char *field,
                            (long long)rows);
     }
     *filling = current;
-    return draft_read_filling(draft, current);
+    return draft_read_tensor(draft, tensor, !transposed);
 }
 
 static enum fp8pipe_status bind_operands(struct draft *draft, const struct fp8pipe_gemm_op *op)
@@ -243,7 +243,7 @@ enum fp8pipe_status fp8pipe_gemm(struct fp8pipe *pipe, const struct fp8pipe_gemm
     touches_objects = op->a_tensor != NULL || op->epilogue.tensor != NULL;
     status = draft_submit(&draft, touches_objects ? &calls : NULL, &gemm, ticket);
     if (status != FP8PIPE_OK && op->epilogue.tensor != NULL) {
-        filling_put(payload->epilogue.out.filling);
+        filling_undo(payload->epilogue.out.filling);
     }
     return status;
 }

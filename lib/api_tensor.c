@@ -37,11 +37,12 @@ enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_t
 /* Empties a tensor from a caller's thread. Under its word; between pipe_enter and pipe_leave. */
 static void clear(struct fp8pipe_tensor *tensor)
 {
-    struct filling *filling, *version;
+    struct filling *held[TENSOR_HOLDS];
 
-    tensor_empty(tensor, &filling, &version);
-    pipe_filling_drop(tensor->object.pipe, filling);
-    pipe_filling_drop(tensor->object.pipe, version);
+    tensor_empty(tensor, held);
+    for (int i = 0; i < TENSOR_HOLDS; i++) {
+        pipe_filling_drop(tensor->object.pipe, held[i]);
+    }
 }
 
 enum fp8pipe_status fp8pipe_tensor_clear(struct fp8pipe_tensor *tensor)
@@ -76,11 +77,12 @@ static void release(struct filling *filling, struct backend *backend)
 
 void tensor_retire(struct object *object, struct backend *backend)
 {
-    struct filling *filling, *version;
+    struct filling *held[TENSOR_HOLDS];
 
-    tensor_empty((struct fp8pipe_tensor *)(void *)object, &filling, &version);
-    release(filling, backend);
-    release(version, backend);
+    tensor_empty((struct fp8pipe_tensor *)(void *)object, held);
+    for (int i = 0; i < TENSOR_HOLDS; i++) {
+        release(held[i], backend);
+    }
 }
 
 enum fp8pipe_status fp8pipe_tensor_destroy(struct fp8pipe_tensor *tensor)
@@ -129,7 +131,7 @@ enum fp8pipe_status fp8pipe_tensor_info_get(struct fp8pipe_tensor *tensor,
     }
     object_lock(&tensor->object);
     if (tensor->filling != NULL) {
-        filled.rowwise = tensor->filling->rowwise;
+        filled.rowwise = tensor_rowwise(tensor);
         filled.transposed = tensor->filling->transposed;
         filled.rows = tensor->filling->rows;
         filled.cols = tensor->filling->cols;
@@ -155,8 +157,7 @@ static enum fp8pipe_status bind_quantize(struct draft *draft, void *arg)
     const struct quantize_draft *quantize = arg;
 
     draft_use_scaling(draft, quantize->op->scaling);
-    tensor_may_end(draft, quantize->tensor);
-    draft_use(draft, quantize->filling);
+    draft_fill(draft, quantize->tensor, quantize->filling);
     return FP8PIPE_OK;
 }
 
@@ -165,9 +166,7 @@ static void commit_quantize(struct draft *draft, void *arg, fp8pipe_ticket ticke
     const struct quantize_draft *quantize = arg;
 
     draft_used_scaling(draft, quantize->op->scaling, ticket);
-    quantize->filling->filled_by = ticket;
-    tensor_let_go(draft, quantize->tensor);
-    quantize->tensor->filling = quantize->filling;
+    draft_filled(draft, quantize->tensor, quantize->filling, ticket);
 }
 
 static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
@@ -229,7 +228,7 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     if (status != FP8PIPE_OK) {
         return status;
     }
-    status = draft_filling(&draft, &quantize.filling);
+    status = draft_filling(&draft, op->copies, &quantize.filling);
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -245,7 +244,7 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     draft.entry.op.flags |= (uint8_t)(op->column_sums_accumulate ? OP_SUMS_ACCUMULATE : 0u);
     status = draft_submit(&draft, &calls, &quantize, ticket);
     if (status != FP8PIPE_OK) {
-        filling_put(quantize.filling);
+        filling_undo(quantize.filling);
     }
     return status;
 }
@@ -265,7 +264,7 @@ static enum fp8pipe_status bind_read(struct draft *draft, void *arg)
     if (filling == NULL) {
         return status_fail(FP8PIPE_EINVAL, "tensor = %p: it is empty", (void *)read->tensor);
     }
-    if (read->op->rowwise != NULL && !filling->rowwise) {
+    if (read->op->rowwise != NULL && !tensor_rowwise(read->tensor)) {
         return status_fail(FP8PIPE_EINVAL, "rowwise = %p: the tensor has no row-wise copy",
                            read->op->rowwise);
     }
@@ -277,7 +276,7 @@ static enum fp8pipe_status bind_read(struct draft *draft, void *arg)
     if (draft->last_use) {
         tensor_may_end(draft, read->tensor);
     }
-    return draft_read_filling(draft, filling);
+    return draft_read_tensor(draft, read->tensor, read->op->rowwise != NULL);
 }
 
 static void commit_read(struct draft *draft, void *arg, fp8pipe_ticket ticket)

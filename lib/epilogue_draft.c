@@ -108,7 +108,7 @@ enum fp8pipe_status epilogue_fill(struct draft *draft, const struct fp8pipe_epil
     }
     payload->out.scaling = epilogue->scaling;
     payload->out.slot = epilogue->slot;
-    return draft_filling(draft, &payload->out.filling);
+    return draft_filling(draft, epilogue->copies, &payload->out.filling);
 }
 
 enum fp8pipe_status epilogue_bind(struct draft *draft, const struct fp8pipe_epilogue *epilogue,
@@ -131,8 +131,7 @@ enum fp8pipe_status epilogue_bind(struct draft *draft, const struct fp8pipe_epil
                   (epilogue->copies & FP8PIPE_ROWWISE) != 0,
                   (epilogue->copies & FP8PIPE_TRANSPOSED) != 0);
     draft_use_scaling(draft, epilogue->scaling);
-    tensor_may_end(draft, epilogue->tensor);
-    draft_use(draft, filling);
+    draft_fill(draft, epilogue->tensor, filling);
     return FP8PIPE_OK;
 }
 
@@ -143,7 +142,5 @@ void epilogue_commit(struct draft *draft, const struct fp8pipe_epilogue *epilogu
         return;
     }
     draft_used_scaling(draft, epilogue->scaling, ticket);
-    payload->out.filling->filled_by = ticket;
-    tensor_let_go(draft, epilogue->tensor);
-    epilogue->tensor->filling = payload->out.filling;
+    draft_filled(draft, epilogue->tensor, payload->out.filling, ticket);
 }

@@ -42,7 +42,7 @@ enum fp8pipe_status epilogue_check(struct draft *draft, const struct fp8pipe_epi
                                    const struct epilogue_shape *shape);
 
 /* Writes the payload of a checked epilogue, with a new filling where it has a tensor: given back
- * with filling_put if the submit is refused. ENOMEM. */
+ * with filling_undo if the submit is refused. ENOMEM. */
 enum fp8pipe_status epilogue_fill(struct draft *draft, const struct fp8pipe_epilogue *epilogue,
                                   struct op_epilogue *payload);
 

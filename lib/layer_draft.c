@@ -132,10 +132,10 @@ enum fp8pipe_status layer_bind_shared(struct draft *draft, const char *field,
                            current->format == FP8PIPE_E4M3 ? "E4M3" : "E5M2",
                            format == FP8PIPE_E4M3 ? "E4M3" : "E5M2");
     }
-    if ((rowwise && !current->rowwise) || (transposed && !current->transposed)) {
+    if ((rowwise && !tensor_rowwise(tensor)) || (transposed && !current->transposed)) {
         return status_fail(FP8PIPE_EINVAL, "%s: it has no %s copy", field,
-                           rowwise && !current->rowwise ? "row-wise" : "transposed");
+                           rowwise && !tensor_rowwise(tensor) ? "row-wise" : "transposed");
     }
     *filling = current;
-    return draft_read_filling(draft, current);
+    return draft_read_tensor(draft, tensor, rowwise);
 }

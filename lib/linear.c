@@ -29,7 +29,7 @@ struct version *version_new(struct filling_pool *pool, const struct fp8pipe_matr
     if (version == NULL) {
         return NULL;
     }
-    version->filling = filling_get(pool);
+    version->filling = filling_get(pool, false);
     if (version->filling == NULL) {
         free(version);
         return NULL;

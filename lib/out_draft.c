@@ -10,8 +10,7 @@ static enum fp8pipe_status bind(struct draft *draft, void *arg)
     const struct out_draft *own = arg;
 
     draft_use_scaling(draft, own->out->scaling);
-    tensor_may_end(draft, own->out->tensor);
-    draft_use(draft, own->filling);
+    draft_fill(draft, own->out->tensor, own->filling);
     return FP8PIPE_OK;
 }
 
@@ -20,9 +19,7 @@ static void commit(struct draft *draft, void *arg, fp8pipe_ticket ticket)
     const struct out_draft *own = arg;
 
     draft_used_scaling(draft, own->out->scaling, ticket);
-    own->filling->filled_by = ticket;
-    tensor_let_go(draft, own->out->tensor);
-    own->out->tensor->filling = own->filling;
+    draft_filled(draft, own->out->tensor, own->filling, ticket);
 }
 
 enum fp8pipe_status out_draft_check(struct draft *draft, const struct fp8pipe_quantized *out,
@@ -70,7 +67,7 @@ enum fp8pipe_status out_draft_submit(struct draft *draft, const struct fp8pipe_q
         *payload = (struct op_out){0};
         return draft_submit(draft, NULL, NULL, ticket);
     }
-    status = draft_filling(draft, &own.filling);
+    status = draft_filling(draft, out->copies, &own.filling);
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -85,7 +82,7 @@ enum fp8pipe_status out_draft_submit(struct draft *draft, const struct fp8pipe_q
     draft->entry.op.flags |= (uint8_t)(out->column_sums_accumulate ? OP_SUMS_ACCUMULATE : 0u);
     status = draft_submit(draft, &calls, &own, ticket);
     if (status != FP8PIPE_OK) {
-        filling_put(own.filling);
+        filling_undo(own.filling);
     }
     return status;
 }

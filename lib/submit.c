@@ -209,7 +209,8 @@ void draft_may_end(struct draft *draft, uint32_t fillings)
 
 void tensor_may_end(struct draft *draft, const struct fp8pipe_tensor *tensor)
 {
-    draft_may_end(draft, (tensor->filling != NULL) + (tensor->version != NULL));
+    draft_may_end(draft,
+                  (tensor->filling != NULL) + (tensor->part != NULL) + (tensor->version != NULL));
 }
 
 void draft_end(struct draft *draft, struct filling *filling)
@@ -226,9 +227,9 @@ static void draft_drop(struct draft *draft, struct filling *filling)
     }
 }
 
-enum fp8pipe_status draft_filling(struct draft *draft, struct filling **filling)
+enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct filling **filling)
 {
-    *filling = filling_get(&draft->pipe->pool);
+    *filling = filling_get(&draft->pipe->pool, copies == (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED));
     return *filling != NULL ? FP8PIPE_OK
                             : status_fail(FP8PIPE_ENOMEM, "a filling's host memory is not to be "
                                                           "had");
@@ -259,9 +260,15 @@ void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
     memset(scaling->users, 0, draft->pipe->lanes * sizeof(*scaling->users));
 }
 
-enum fp8pipe_status draft_read_filling(struct draft *draft, struct filling *filling)
+enum fp8pipe_status draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor,
+                                      bool rowwise)
 {
+    struct filling *filling = tensor->filling;
+
     draft_use(draft, filling);
+    if (rowwise) {
+        draft_use(draft, tensor->part);
+    }
     if (ck_pr_load_32(&filling->ready) != 0) {
         draft_order(draft, filling->filled_by);
         return FP8PIPE_OK;
@@ -271,15 +278,30 @@ enum fp8pipe_status draft_read_filling(struct draft *draft, struct filling *fill
 
 void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor)
 {
-    struct filling *filling, *version;
+    struct filling *held[TENSOR_HOLDS];
 
-    tensor_empty(tensor, &filling, &version);
-    if (filling != NULL) {
-        draft_drop(draft, filling);
+    tensor_empty(tensor, held);
+    for (int i = 0; i < TENSOR_HOLDS; i++) {
+        if (held[i] != NULL) {
+            draft_drop(draft, held[i]);
+        }
     }
-    if (version != NULL) {
-        draft_drop(draft, version);
-    }
+}
+
+void draft_fill(struct draft *draft, const struct fp8pipe_tensor *tensor, struct filling *filling)
+{
+    tensor_may_end(draft, tensor);
+    draft_use(draft, filling);
+    draft_use(draft, filling->part);
+}
+
+void draft_filled(struct draft *draft, struct fp8pipe_tensor *tensor, struct filling *filling,
+                  fp8pipe_ticket ticket)
+{
+    filling->filled_by = ticket;
+    tensor_let_go(draft, tensor);
+    tensor->filling = filling;
+    tensor->part = filling->part;
 }
 
 /* Appends the lists to the payload; the size of the entry. */

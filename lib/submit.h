@@ -23,7 +23,7 @@
 #define DRAFT_OBJECTS 6
 #define DRAFT_NAMED (FP8PIPE_AFTER_MAX + 4)
 #define DRAFT_ORDER (FP8PIPE_LANES_MAX + 4)
-#define DRAFT_USES 4
+#define DRAFT_USES 6
 #define DRAFT_ENDED 8
 
 /* The shortest struct that an older header can have had. */
@@ -90,9 +90,16 @@ void draft_end(struct draft *draft, struct filling *filling);
 /* Commit: the tensor becomes empty. */
 void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor);
 
-/* A new filling for the op to write, from the pool, with the one holder that its tensor will be.
- * ENOMEM. Given back with filling_put if the submit is refused. */
-enum fp8pipe_status draft_filling(struct draft *draft, struct filling **filling);
+/* A new filling for the op to write, from the pool, with the one holder that its tensor will be;
+ * copies: FP8PIPE_ROWWISE, FP8PIPE_TRANSPOSED. ENOMEM. Given back with filling_undo if the submit
+ * is refused. */
+enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct filling **filling);
+
+/* Binding and commit of an op that writes a new filling into a tensor, letting go of what that
+ * held. */
+void draft_fill(struct draft *draft, const struct fp8pipe_tensor *tensor, struct filling *filling);
+void draft_filled(struct draft *draft, struct fp8pipe_tensor *tensor, struct filling *filling,
+                  fp8pipe_ticket ticket);
 
 /* Orders the op as a user of a scaling (after its last writer), or as a writer (after all users).
  */
@@ -103,8 +110,10 @@ void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
 void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
                          fp8pipe_ticket ticket);
 
-/* The op reads a tensor's current filling: order and use. */
-enum fp8pipe_status draft_read_filling(struct draft *draft, struct filling *filling);
+/* The op reads the filling that a tensor has, and the row-wise bytes that it then holds if it says
+ * so: order and use. */
+enum fp8pipe_status draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor,
+                                      bool rowwise);
 
 struct draft_calls {
     enum fp8pipe_status (*bind)(struct draft *draft, void *arg);

@@ -27,7 +27,7 @@ void filling_pool_free(struct filling_pool *pool)
     ck_spinlock_fas_unlock(&pool->word);
 }
 
-struct filling *filling_get(struct filling_pool *pool)
+static struct filling *get_one(struct filling_pool *pool)
 {
     size_t bytes = (sizeof(struct filling) + pool->lanes * sizeof(uint64_t) + 63) / 64 * 64;
     struct filling *filling;
@@ -50,6 +50,20 @@ struct filling *filling_get(struct filling_pool *pool)
     return filling;
 }
 
+struct filling *filling_get(struct filling_pool *pool, bool parted)
+{
+    struct filling *filling = get_one(pool);
+
+    if (filling != NULL && parted) {
+        filling->part = get_one(pool);
+        if (filling->part == NULL) {
+            filling_put(filling);
+            return NULL;
+        }
+    }
+    return filling;
+}
+
 void filling_put(struct filling *filling)
 {
     struct filling_pool *pool = filling->pool;
@@ -58,6 +72,14 @@ void filling_put(struct filling *filling)
     filling->next = pool->free;
     pool->free = filling;
     ck_spinlock_fas_unlock(&pool->word);
+}
+
+void filling_undo(struct filling *filling)
+{
+    if (filling->part != NULL) {
+        filling_put(filling->part);
+    }
+    filling_put(filling);
 }
 
 void filling_shape(struct filling *filling, int64_t rows, int64_t cols, enum fp8pipe_format format,
@@ -159,11 +181,13 @@ void filling_release(struct filling *filling, struct issue *issue)
     }
 }
 
-void tensor_empty(struct fp8pipe_tensor *tensor, struct filling **filling, struct filling **version)
+void tensor_empty(struct fp8pipe_tensor *tensor, struct filling *held[TENSOR_HOLDS])
 {
-    *filling = tensor->filling;
-    *version = tensor->weight;
+    held[0] = tensor->filling;
+    held[1] = tensor->part;
+    held[2] = tensor->weight;
     tensor->filling = NULL;
+    tensor->part = NULL;
     if (tensor->version != NULL) {
         tensor->version = NULL;
         tensor->weight = NULL;
@@ -178,24 +202,48 @@ static size_t copy_bytes(int64_t rows, int64_t stride)
     return (size_t)fp8_round_up(rows) * (size_t)stride;
 }
 
+/* Allocates the filling's first block. */
+static enum fp8pipe_status block_alloc(struct filling *filling, struct issue *issue, size_t bytes,
+                                       unsigned char **data)
+{
+    void *block;
+    enum fp8pipe_status status =
+        issue->backend->ops->alloc(issue->backend, issue->stream, bytes, &block);
+
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
+    filling->block[0].data = block;
+    filling->block[0].bytes = bytes;
+    *data = block;
+    return FP8PIPE_OK;
+}
+
 enum fp8pipe_status filling_alloc(struct filling *filling, struct issue *issue)
 {
     size_t row_bytes = filling->rowwise ? copy_bytes(filling->rows, filling->row_stride) : 0;
     size_t transposed_bytes =
         filling->transposed ? copy_bytes(filling->cols, filling->transposed_stride) : 0;
-    size_t bytes = FILLING_HEAD_BYTES + row_bytes + transposed_bytes;
+    size_t own_row_bytes = filling->part == NULL ? row_bytes : 0;
+    unsigned char *data, *row;
     enum fp8pipe_status status;
-    unsigned char *data;
 
-    status = issue->backend->ops->alloc(issue->backend, issue->stream, bytes, (void **)&data);
+    status =
+        block_alloc(filling, issue, FILLING_HEAD_BYTES + own_row_bytes + transposed_bytes, &data);
     if (status != FP8PIPE_OK) {
         return status;
     }
-    filling->block[0].data = data;
-    filling->block[0].bytes = bytes;
+    row = data + FILLING_HEAD_BYTES;
+    if (row_bytes > own_row_bytes) {
+        status = block_alloc(filling->part, issue, row_bytes, &row);
+        if (status != FP8PIPE_OK) {
+            return status;
+        }
+    }
     filling->scale_inv = (float *)(void *)data;
-    filling->row = filling->rowwise ? data + FILLING_HEAD_BYTES : NULL;
-    filling->transposed_data = filling->transposed ? data + FILLING_HEAD_BYTES + row_bytes : NULL;
+    filling->row = filling->rowwise ? row : NULL;
+    filling->transposed_data =
+        filling->transposed ? data + FILLING_HEAD_BYTES + own_row_bytes : NULL;
     return FP8PIPE_OK;
 }
 

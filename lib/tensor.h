@@ -6,6 +6,10 @@
  * fillings; ops use them. Once nothing holds a filling its memory is given back after the last op
  * of each lane that uses it: by the op that let go of it, or by the completion thread.
  *
+ * The row-wise bytes of a filling with both copies, if a tensor is to hold it, are the memory of a
+ * second one, its part, with holders and uses of its own: what a forward keeps for wgrad holds the
+ * filling alone, and so the transposed bytes. Who reads the row-wise bytes holds, and uses, both.
+ *
  *   holders         any thread, atomically. Submits only: launchers never write what submits read.
  *   last            for each lane, position + 1 of the last op that uses it: raised by submits that
  *                   know of a holder, read by whoever gives the memory back, after the last hold.
@@ -32,6 +36,7 @@ struct version;
 struct filling {
     uint32_t ready;
     struct filling_pool *pool;
+    struct filling *part; /* or NULL: all is its own. Followed only by who holds or fills that */
     /* Instead of the return to the pool, for a filling that is part of something larger. */
     void (*ended)(struct filling *filling, struct backend *backend);
     void *owner;
@@ -64,6 +69,7 @@ struct filling_pool {
 struct fp8pipe_tensor {
     struct object object;
     struct filling *filling;        /* or NULL: empty, or it keeps a version only */
+    struct filling *part;           /* the filling's, if the tensor holds that */
     struct version *version;        /* kept by a forward, or NULL */
     struct filling *weight;         /* the version's */
     struct fp8pipe_linear *kept_by; /* whose forward filled it */
@@ -73,12 +79,14 @@ struct fp8pipe_tensor {
     uint64_t lane_uses[];
 };
 
-/* The pool. get returns a filling with one holder and no memory, or NULL. */
+/* The pool. get returns a filling with one holder and no memory, or NULL; it has a part if `parted`,
+ * with one holder likewise. put takes back the filling alone. */
 void filling_pool_init(struct filling_pool *pool, uint32_t lanes);
 void filling_pool_free(struct filling_pool *pool);
-struct filling *filling_get(struct filling_pool *pool);
-/* Undoes a get that came to nothing. */
+struct filling *filling_get(struct filling_pool *pool, bool parted);
 void filling_put(struct filling *filling);
+/* Undoes a get that came to nothing. */
+void filling_undo(struct filling *filling);
 
 static inline int64_t fp8_round_up(int64_t n)
 {
@@ -109,12 +117,23 @@ enum filling_uses filling_uses(const struct filling *filling, const struct issue
  */
 void filling_release(struct filling *filling, struct issue *issue);
 
+/* Whether the tensor's filling, which it has, has row-wise bytes that the tensor holds. Under its
+ * word. */
+static inline bool tensor_rowwise(const struct fp8pipe_tensor *tensor)
+{
+    return tensor->filling->rowwise && (tensor->filling->part == NULL || tensor->part != NULL);
+}
+
+/* What a tensor holds: filling, part, a version's filling. Never all three: a forward fills with
+ * the first and the last. */
+#define TENSOR_HOLDS 3
+
 /* The tensor holds nothing any more; what it held goes to the caller, with its holds. Under its
  * word. NULL: it did not hold one. */
-void tensor_empty(struct fp8pipe_tensor *tensor, struct filling **filling,
-                  struct filling **version);
+void tensor_empty(struct fp8pipe_tensor *tensor, struct filling *held[TENSOR_HOLDS]);
 
-/* Allocates memory for what rowwise and transposed say, inverse scale included. */
+/* Allocates memory for what rowwise and transposed say, inverse scale included. What was allocated
+ * before a failure is given back with the filling. */
 enum fp8pipe_status filling_alloc(struct filling *filling, struct issue *issue);
 
 /* Adds a transposed copy to a filling with row-wise bytes. */

@@ -19,6 +19,8 @@ struct notes {
     int count;
     char note[NOTES_MAX]; /* 'w': a stream waits for an event, 'f': memory is freed */
     const void *what[NOTES_MAX];
+    int allocs;
+    int allocs_left;
 };
 
 static void take_note(struct backend *backend, char note, const void *what)
@@ -54,6 +56,21 @@ static enum fp8pipe_status note_wait(struct backend *backend, struct fp8pipe_str
     return FP8PIPE_OK;
 }
 
+/* Memory for whoever asks, while allocs_left says that it is to be had. */
+static unsigned char note_memory[4][64];
+
+static enum fp8pipe_status note_alloc(struct backend *backend, struct fp8pipe_stream *stream,
+                                      size_t bytes, void **data)
+{
+    struct notes *notes = (struct notes *)(void *)backend;
+
+    (void)stream, (void)bytes;
+    if (notes->allocs == notes->allocs_left)
+        return FP8PIPE_ENOMEM;
+    *data = note_memory[notes->allocs++];
+    return FP8PIPE_OK;
+}
+
 static void note_free(struct backend *backend, struct fp8pipe_stream *stream, void *data,
                       size_t bytes)
 {
@@ -66,6 +83,7 @@ static const struct backend_ops note_ops = {
     .event_create = note_event,
     .event_destroy = note_event_end,
     .stream_wait = note_wait,
+    .alloc = note_alloc,
     .free = note_free,
 };
 
@@ -106,7 +124,7 @@ static void lanes_free(struct lanes *lanes)
 
 static struct filling *filling_make(struct lanes *lanes)
 {
-    struct filling *filling = filling_get(&lanes->pool);
+    struct filling *filling = filling_get(&lanes->pool, false);
 
     if (filling == NULL)
         bail("no filling");
@@ -307,6 +325,74 @@ static void release(void)
     lanes_free(&lanes);
 }
 
+/* ---- Parts -------------------------------------------------------------------------------- */
+
+static struct filling *parted_make(struct lanes *lanes)
+{
+    struct filling *filling = filling_get(&lanes->pool, true);
+
+    if (filling == NULL)
+        bail("no filling");
+    filling_shape(filling, 16, 32, FP8PIPE_E4M3, true, true);
+    return filling;
+}
+
+static void parts(void)
+{
+    struct filling *filling, *part;
+    struct notes *notes;
+    struct lanes lanes;
+
+    lanes_make(&lanes);
+    notes = &lanes.notes;
+    notes->allocs_left = 2;
+    filling = parted_make(&lanes);
+    part = filling->part;
+    ok(part != NULL && part != filling && part->holders == 1, "a part has a hold of its own");
+    must(filling_alloc(filling, &lanes.issue));
+    ok(filling->block[0].data == note_memory[0] && part->block[0].data == note_memory[1] &&
+           filling->block[0].bytes == 256 + 32 * 16 && part->block[0].bytes == 16 * 32,
+       "its memory are the row-wise bytes, the filling's the others");
+    ok(filling->row == note_memory[1] && (void *)filling->scale_inv == note_memory[0] &&
+           filling->transposed_data == note_memory[0] + 256,
+       "the filling says where all are");
+    filling_use(filling, 0, 9);
+    filling_use(part, 0, 2);
+    lane_at(&lanes, 0, 4, 0);
+    ok(filling_drop(part), "nothing holds the part");
+    is_int(filling_uses(part, &lanes.issue), FILLING_DONE, "a later use of the rest is none of it");
+    is_int(filling_uses(filling, &lanes.issue), FILLING_QUEUED, "the rest is still used");
+    filling_release(part, &lanes.issue);
+    ok(notes->count == 1 && notes->what[0] == note_memory[1], "the row-wise bytes alone are freed");
+    lane_at(&lanes, 0, 10, 10);
+    ok(filling_drop(filling), "nothing holds the rest");
+    filling_release(filling, &lanes.issue);
+    ok(notes->count == 2 && notes->what[1] == note_memory[0], "then the rest is");
+    ok(filling_make(&lanes) == filling && filling->part == NULL && filling_make(&lanes) == part,
+       "both are back in the pool");
+    filling_put(filling);
+    filling_undo(part);
+
+    filling = parted_make(&lanes);
+    part = filling->part;
+    notes->allocs = 0;
+    notes->allocs_left = 1;
+    notes->count = 0;
+    is_int(filling_alloc(filling, &lanes.issue), FP8PIPE_ENOMEM, "memory for one of them only");
+    filling_drop(part);
+    filling_release(part, &lanes.issue);
+    filling_drop(filling);
+    filling_release(filling, &lanes.issue);
+    ok(notes->count == 1 && notes->what[0] == note_memory[0], "is given back all the same");
+    filling = parted_make(&lanes);
+    part = filling->part;
+    filling_undo(filling);
+    ok(filling_make(&lanes) == filling && filling_make(&lanes) == part, "undo gives both back");
+    filling_put(filling);
+    filling_put(part);
+    lanes_free(&lanes);
+}
+
 int main(void)
 {
     watchdog("fillings", 60);
@@ -316,5 +402,6 @@ int main(void)
     own_lane();
     other_lanes();
     release();
+    parts();
     return done_testing();
 }

@@ -265,6 +265,86 @@ static void memory_returns(struct world *w)
     ok(allocs_become(allocs), "a hundred fillings leave nothing");
 }
 
+static enum fp8pipe_status try_keep_from(struct world *w, struct fp8pipe_submit submit,
+                                         struct fp8pipe_tensor *from)
+{
+    struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
+
+    op.submit = submit;
+    op.x_tensor = from;
+    op.y = w->y[submit.lane].view;
+    return fp8pipe_linear_forward(w->linear, &op, NULL);
+}
+
+static uint64_t memory_bytes(struct world *w)
+{
+    struct fp8pipe_stats stats = FP8PIPE_STATS_INIT;
+
+    must(fp8pipe_stats_get(w->pipe, -1, &stats));
+    return stats.memory_bytes;
+}
+
+/* What a forward keeps of a shared tensor are the transposed bytes; the others go with the tensor's
+ * own hold, after the last op that reads them. */
+static void halves(struct world *w)
+{
+    struct fp8pipe_tensor_info info = FP8PIPE_TENSOR_INFO_INIT;
+    struct fp8pipe_read_op read = FP8PIPE_READ_OP_INIT;
+    float want[N * K], got[N * K];
+    int64_t allocs = allocs_settle();
+    uint64_t bytes = memory_bytes(w), whole;
+    struct gate gate = GATE_INIT;
+    bool async = w->mode == FP8PIPE_ASYNC;
+
+    forward(w, ON(0), NULL, w->saved, FP8PIPE_KEEP_ALL);
+    dgrad(w, 0);
+    wgrad(w, FP8PIPE_LAST_USE);
+    test_drain(w->pipe);
+    test_matrix_get_raw(&w->dw, want);
+    test_matrix_poison(&w->dw);
+
+    quantize(w, 0, ON(0));
+    test_drain(w->pipe);
+    whole = memory_bytes(w) - bytes;
+    is_int(chaos_live().allocs, allocs + 2, "both copies are two blocks");
+    forward(w, test_submit(0, FP8PIPE_LAST_USE, 0, 0), w->tensor, w->saved, FP8PIPE_KEEP_ALL);
+    test_drain(w->pipe);
+    ok(allocs_become(allocs + 1), "a forward that keeps X from a tensor leaves one");
+    is_int((intmax_t)(whole - (memory_bytes(w) - bytes)), 16 * K, "without the row-wise bytes");
+    must(fp8pipe_tensor_info_get(w->saved, &info));
+    ok(info.rowwise == 0 && info.transposed == 1 && info.weight == 1, "as its info says");
+    is_int(try_keep_from(w, ON(0), w->saved), FP8PIPE_EINVAL, "which a forward cannot take");
+    read.submit = ON(0);
+    read.rowwise = w->inverses;
+    is_int(fp8pipe_tensor_read(w->saved, &read, NULL), FP8PIPE_EINVAL, "nor a read");
+    dgrad(w, 0);
+    wgrad(w, FP8PIPE_LAST_USE);
+    test_drain(w->pipe);
+    test_matrix_get_raw(&w->dw, got);
+    is_mem(got, want, sizeof(want), "wgrad reads the transposed ones, to the same bits");
+    ok(allocs_become(allocs), "and nothing is left");
+
+    /* Another layer, on a lane that is held up, still reads them when the tensor lets go. */
+    quantize(w, 0, ON(0));
+    if (async)
+        submit_call(w->pipe, ON(1), gate_call, &gate);
+    test_matrix_poison(&w->y[1]);
+    must(try_keep_from(w, ON(1), w->tensor));
+    forward(w, test_submit(0, FP8PIPE_LAST_USE, 0, 0), w->tensor, w->saved, FP8PIPE_KEEP_ALL);
+    if (async) {
+        test_wait(w->pipe, submit_call(w->pipe, ON(0), call_nothing, NULL));
+        is_int(allocs_settle(), allocs + 2, "a queued reader keeps the row-wise bytes");
+    }
+    gate_open(&gate);
+    test_drain(w->pipe);
+    ok(allocs_become(allocs + 1), "until it is issued");
+    test_matrix_get_raw(&w->y[0], want);
+    test_matrix_get_raw(&w->y[1], got);
+    is_mem(got, want, M * N * sizeof(*got), "both layers read the same");
+    must(fp8pipe_tensor_clear(w->saved));
+    ok(allocs_become(allocs), "a clear gives the rest back");
+}
+
 /* A failed writer leaves no memory behind either, nor a filling that cannot be replaced. */
 static enum fp8pipe_status arm(struct fp8pipe_stream *stream, void *nth)
 {
@@ -423,6 +503,7 @@ static void cases(enum fp8pipe_backend backend)
         world_open(&world, backend, (enum fp8pipe_mode)mode);
         fillings(&world);
         memory_returns(&world);
+        halves(&world);
         failed_writer(&world);
         weights(&world);
         busy(&world);

@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend.h"
+#include "blocks.h"
 #include "cublaslt.h"
 #include "plan_cache.h"
 #include "status.h"
@@ -62,6 +63,7 @@ struct cuda_stream {
     void *workspace; /* NULL until a GEMM needs it */
     void *staging;   /* page-locked, for copies of pageable memory; made by the first one */
     struct plan_front plans;
+    struct blocks blocks; /* freed on the stream; not where the allocator is the caller's */
 };
 
 static inline struct cuda_backend *cuda_backend_of(struct backend *backend)
@@ -135,6 +137,8 @@ void cuda_pool_destroy(struct cuda_backend *backend);
 enum fp8pipe_status cuda_alloc(struct backend *base, struct fp8pipe_stream *stream, size_t bytes,
                                void **data);
 void cuda_free(struct backend *base, struct fp8pipe_stream *stream, void *data, size_t bytes);
+/* Gives the pool what a stream kept, in the order of `native`. By who uses the stream. */
+void cuda_blocks_free(struct cuda_stream *stream, cudaStream_t native);
 enum fp8pipe_status cuda_pinned_alloc(struct backend *base, size_t bytes, void **data);
 void cuda_pinned_free(struct backend *base, void *data);
 enum fp8pipe_status cuda_memory_alloc(struct backend *base, size_t bytes, void **data);

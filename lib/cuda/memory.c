@@ -49,34 +49,41 @@ void cuda_pool_destroy(struct cuda_backend *backend)
 
 /* ---- Stream-ordered memory ---------------------------------------------------------------- */
 
+static enum fp8pipe_status alloc_of_caller(struct cuda_backend *backend, cudaStream_t native,
+                                           size_t bytes, void **data)
+{
+    void *given = backend->allocator.alloc(backend->allocator.arg, bytes, native);
+
+    if (given == NULL)
+        return status_fail(FP8PIPE_ENOMEM, "options.allocator gave no %zu bytes on stream %p",
+                           bytes, (void *)native);
+    if ((uintptr_t)given % CUDA_ALIGN != 0) {
+        backend->allocator.free(backend->allocator.arg, given, bytes, native);
+        return status_fail(FP8PIPE_EINVAL, "options.allocator gave %p: it is aligned to %d bytes",
+                           given, CUDA_ALIGN);
+    }
+    *data = given;
+    return FP8PIPE_OK;
+}
+
 static enum fp8pipe_status alloc_on(struct cuda_backend *backend, cudaStream_t native, size_t bytes,
                                     void **data)
 {
+    enum fp8pipe_status status = FP8PIPE_OK;
     cudaError_t error;
-    void *given;
 
     if (backend->allocator.alloc != NULL) {
-        given = backend->allocator.alloc(backend->allocator.arg, bytes, native);
-        if (given == NULL)
-            return status_fail(FP8PIPE_ENOMEM, "options.allocator gave no %zu bytes on stream %p",
-                               bytes, (void *)native);
-        if ((uintptr_t)given % CUDA_ALIGN != 0) {
-            backend->allocator.free(backend->allocator.arg, given, bytes, native);
-            return status_fail(FP8PIPE_EINVAL,
-                               "options.allocator gave %p: it is aligned to %d bytes", given,
-                               CUDA_ALIGN);
-        }
-        backend_memory_got(&backend->base, bytes);
-        *data = given;
-        return FP8PIPE_OK;
+        status = alloc_of_caller(backend, native, bytes, data);
+    } else {
+        /* Whoever allocates it: it may be freed on a stream that then keeps it. */
+        error = cudaMallocFromPoolAsync(data, blocks_size(bytes), backend->pool, native);
+        if (error != cudaSuccess)
+            status = cuda_fail(error, FP8PIPE_ELAUNCH, "cudaMallocFromPoolAsync",
+                               "%zu bytes on stream %p", bytes, (void *)native);
     }
-    error = cudaMallocFromPoolAsync(&given, bytes, backend->pool, native);
-    if (error != cudaSuccess)
-        return cuda_fail(error, FP8PIPE_ELAUNCH, "cudaMallocFromPoolAsync",
-                         "%zu bytes on stream %p", bytes, (void *)native);
-    backend_memory_got(&backend->base, bytes);
-    *data = given;
-    return FP8PIPE_OK;
+    if (status == FP8PIPE_OK)
+        backend_memory_got(&backend->base, bytes);
+    return status;
 }
 
 static void free_on(struct cuda_backend *backend, cudaStream_t native, void *data, size_t bytes)
@@ -86,6 +93,47 @@ static void free_on(struct cuda_backend *backend, cudaStream_t native, void *dat
         backend->allocator.free(backend->allocator.arg, data, bytes, native);
     else
         cuda_forget(cudaFreeAsync(data, native));
+}
+
+void cuda_blocks_free(struct cuda_stream *stream, cudaStream_t native)
+{
+    void *block;
+
+    while ((block = blocks_drain(&stream->blocks)) != NULL)
+        cuda_forget(cudaFreeAsync(block, native));
+}
+
+/* What the stream kept, else of the pool. */
+static enum fp8pipe_status alloc_kept(struct cuda_backend *backend, struct cuda_stream *stream,
+                                      size_t bytes, void **data)
+{
+    void *block = blocks_take(&stream->blocks, bytes);
+    enum fp8pipe_status status;
+
+    if (block != NULL) {
+        backend_memory_got(&backend->base, bytes);
+        *data = block;
+        return FP8PIPE_OK;
+    }
+    status = alloc_on(backend, stream->native, bytes, data);
+    if (status != FP8PIPE_ENOMEM || stream->blocks.bytes == 0)
+        return status;
+    cuda_blocks_free(stream, stream->native);
+    return alloc_on(backend, stream->native, bytes, data);
+}
+
+static void free_kept(struct cuda_backend *backend, struct cuda_stream *stream, void *data,
+                      size_t bytes)
+{
+    void *excess;
+
+    if (!blocks_put(&stream->blocks, data, bytes)) {
+        free_on(backend, stream->native, data, bytes);
+        return;
+    }
+    backend_memory_gave(&backend->base, bytes);
+    while ((excess = blocks_excess(&stream->blocks)) != NULL)
+        cuda_forget(cudaFreeAsync(excess, stream->native));
 }
 
 /* On the service stream, and waited for. */
@@ -119,7 +167,9 @@ enum fp8pipe_status cuda_alloc(struct backend *base, struct fp8pipe_stream *stre
         return FP8PIPE_OK;
     }
     if (stream != NULL)
-        return alloc_on(backend, cuda_stream_of(stream)->native, bytes, data);
+        return backend->pool == NULL
+                   ? alloc_on(backend, cuda_stream_of(stream)->native, bytes, data)
+                   : alloc_kept(backend, cuda_stream_of(stream), bytes, data);
     pthread_mutex_lock(&backend->service_lock);
     status = alloc_now(backend, bytes, data);
     pthread_mutex_unlock(&backend->service_lock);
@@ -132,6 +182,10 @@ void cuda_free(struct backend *base, struct fp8pipe_stream *stream, void *data, 
 
     if (data == NULL)
         return;
+    if (stream != NULL && backend->pool != NULL) {
+        free_kept(backend, cuda_stream_of(stream), data, bytes);
+        return;
+    }
     if (stream != NULL) {
         free_on(backend, cuda_stream_of(stream)->native, data, bytes);
         return;

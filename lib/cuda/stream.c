@@ -74,6 +74,7 @@ void cuda_stream_destroy(struct backend *base, struct fp8pipe_stream *base_strea
     if (ours)
         cuda_staging_free(stream);
     cuda_free(base, ours ? base_stream : NULL, stream->workspace, backend->workspace_bytes);
+    cuda_blocks_free(stream, ours ? stream->native : backend->service);
     if (stream->owned)
         cuda_forget(cudaStreamDestroy(stream->native));
     free(stream);
