@@ -9,7 +9,8 @@
  * device; *scale_inv = 1 / scale. Statistics of a row are of x' as stored, by the order of
  * kernels/modulate.h.
  *
- * Three ways, all with the same bits:
+ * Four ways, all with the same bits:
+ *   rows    (kernels/modulate_rows.cuh) all in one pass, rows in registers; bf16, the common outputs
  *   panels  (kernels/modulate_panels.cuh) all in one pass; sm_90, bf16, up to 8192 columns
  *   stats   a warp a row: x', mean and rstd; then
  *   apply   tiles of 128 rows by 64 columns: from x', mean and rstd to all the rest. Alone where
@@ -19,6 +20,7 @@
 
 #include "kernels/modulate.cuh"
 #include "kernels/modulate_panels.cuh"
+#include "kernels/modulate_rows.cuh"
 
 #define STATS_UNITS (MODULATE_SEGMENT / UNIT / 32)
 
@@ -246,6 +248,11 @@ int kernel_modulate_cuda(const struct kernel_modulate_args *args, struct CUstrea
     fast = args->cols % UNIT == 0 && view_fast(&args->x) && view_fast(&args->y) &&
            view_fast(&args->gate) && view_fast(&args->x_out) && view_fast(&args->scale) &&
            view_fast(&args->shift) && view_fast(&args->z);
+    if (fast && rows_can(args)) {
+        error = rows_launch_best(args, stream);
+        if (!panels_refused(error))
+            return error;
+    }
     if (fast && panels_can(args)) {
         error = panels_launch(args, stream);
         if (!panels_refused(error))

@@ -239,11 +239,11 @@ static bool sums_agree(const struct entry *entry, float largest)
     bool equal = true;
 
     for (size_t i = 0; equal && i < count; i++) {
-        double bound =
-            i < guard || i >= count - guard ? 0 : 64 * 64 * FLT_EPSILON * (double)largest;
+        bool around = i < guard || i >= count - guard;
+        double bound = around ? 0 : 64 * 64 * FLT_EPSILON * (double)largest;
 
         /* Where values are not finite, or their sums might not be, the order may tell. */
-        if (bound > 0 && !(largest < FLT_MAX / 64))
+        if (!around && !(largest < FLT_MAX / 64))
             continue;
         equal = memcmp(&device[i], &host[i], sizeof(float)) == 0 ||
                 fabs((double)device[i] - (double)host[i]) <= bound;
