@@ -313,9 +313,12 @@ static bool words_equal(const struct optimizer_twin *o)
              (double)device->norm, (double)host->norm, (double)device->clip, (double)host->clip,
              device->nonfinite, host->nonfinite);
     for (int i = 0; !same && i < o->count; i++)
-        diag("slot %d: scale_inv %a, %a; amax %08x, %08x; own %08x, %08x", i,
-             (double)device->scale_inv[i], (double)host->scale_inv[i], device->amax[i],
-             host->amax[i], device->own_amax[i], host->own_amax[i]);
+        diag("slot %d: scale_inv %a, %a; amax %08x, %08x; own %08x, %08x; saturated %llu, %llu; "
+             "flushed %llu, %llu",
+             i, (double)device->scale_inv[i], (double)host->scale_inv[i], device->amax[i],
+             host->amax[i], device->own_amax[i], host->own_amax[i],
+             (unsigned long long)device->extremes[i][0], (unsigned long long)host->extremes[i][0],
+             (unsigned long long)device->extremes[i][1], (unsigned long long)host->extremes[i][1]);
     for (int64_t i = 0; same && i < o->tile_count; i++)
         if (device->partials[i] != host->partials[i] &&
             !(isnan(device->partials[i]) && isnan(host->partials[i]))) {
