@@ -120,8 +120,8 @@ size_t bench_layout_place(struct bench_model *model, void *memory)
     return arena.used;
 }
 
-/* What the library allocates: FP8 weights, what training keeps, and the most that is in flight.
- * Training keeps both copies of an X, but of the modulation's, which is not shared, one. */
+/* What the library allocates: FP8 weights, in training the transposed X of every layer, and the most
+ * that is in flight. */
 static double library_bytes(const struct bench_model *model)
 {
     double rows = (double)model->rows;
@@ -131,16 +131,14 @@ static double library_bytes(const struct bench_model *model)
 
     for (int i = 0; i < BENCH_LAYERS; i++) {
         weights += (double)model->shapes[i].outputs * (double)model->shapes[i].inputs;
-        inputs += i == BENCH_KEY_VALUE    ? 0.0
-                  : i == BENCH_MODULATION ? rows * (double)model->shapes[i].inputs
-                                          : copies * rows * (double)model->shapes[i].inputs;
+        inputs += i == BENCH_KEY_VALUE ? 0.0 : rows * (double)model->shapes[i].inputs;
     }
     if (!model->quantized) {
         return (double)model->options.lanes * WORKSPACE_BYTES;
     }
     return (double)model->options.lanes * WORKSPACE_BYTES +
            (double)model->options.depth * copies * weights +
-           (model->options.train ? (double)model->options.depth * inputs : inputs) +
+           (model->options.train ? (double)model->options.depth + 1.0 : 1.0) * inputs +
            (model->options.train ? copies * rows * (double)model->scratch.cols : 0.0);
 }
 

@@ -271,7 +271,8 @@ struct fp8pipe_stats {
                          some time after the previous issue ended, and after a wait or a stats_get
                          last found it busy */
     uint64_t memory_bytes;      /* device memory that the pipe holds now: its objects', temporaries,
-                                   workspaces, fp8pipe_alloc's (the same for each lane) */
+                                   workspaces, fp8pipe_alloc's; not what was freed and stays with
+                                   its pool or streams (the same for each lane) */
     uint64_t memory_peak_bytes; /* its highest so far */
 };
 

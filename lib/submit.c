@@ -280,6 +280,9 @@ void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor)
 {
     struct filling *held[TENSOR_HOLDS];
 
+    if (tensor->filling == NULL && tensor->version == NULL) {
+        return;
+    }
     tensor_empty(tensor, held);
     for (int i = 0; i < TENSOR_HOLDS; i++) {
         if (held[i] != NULL) {

@@ -79,8 +79,8 @@ struct fp8pipe_tensor {
     uint64_t lane_uses[];
 };
 
-/* The pool. get returns a filling with one holder and no memory, or NULL; it has a part if `parted`,
- * with one holder likewise. put takes back the filling alone. */
+/* The pool. get returns a filling with one holder and no memory, or NULL; if `parted` it has a
+ * part, with one holder likewise. put takes back the filling alone. */
 void filling_pool_init(struct filling_pool *pool, uint32_t lanes);
 void filling_pool_free(struct filling_pool *pool);
 struct filling *filling_get(struct filling_pool *pool, bool parted);
