@@ -521,7 +521,7 @@ typedef rows_shape<2, 32, 32, 1> rows_narrow;
 
 #define ROWS_BLOCKS_ENOUGH 96
 
-static int rows_launch_best(const struct kernel_modulate_args *args, cudaStream_t stream)
+static inline int rows_launch_best(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
     const bool middle = rows_fit<rows_middle>(args), narrow = rows_fit<rows_narrow>(args);
 
