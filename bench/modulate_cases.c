@@ -1,8 +1,10 @@
 #include "bench/kernels.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/modulate_variants.h"
 #include "kernels/kernels.h"
 
 /* Tokens of one sample, which share a row of gate, scale and shift. */
@@ -12,6 +14,7 @@ struct choice {
     bool backward;
     bool sums; /* backward: dgate, dscale, dshift; forward: column sums */
     enum fp8pipe_norm norm;
+    int variant; /* 1 + that of modulate_variant(); 0: the library's kernels */
 };
 
 /* Of one set: all that either direction needs, in the order in which it is freed. */
@@ -170,6 +173,8 @@ static int set_run(void *memory, cudaStream_t stream)
     }
     struct kernel_modulate_args args = forward_args(set);
 
+    if (set->choice.variant > 0)
+        return modulate_variant(set->choice.variant - 1, &args, stream);
     return kernel_modulate_cuda(&args, stream);
 }
 
@@ -241,7 +246,7 @@ static bool set_check(void *memory)
     {                                                                                              \
         name, set_make, set_free, set_run, set_bytes, set_check, &(const struct choice)            \
         {                                                                                          \
-            backward, sums, FP8PIPE_NORM_##norm                                                    \
+            backward, sums, FP8PIPE_NORM_##norm, 0                                                 \
         }                                                                                          \
     }
 
@@ -254,3 +259,18 @@ const struct bench_case modulate_cases[] = {
     CASE("modulate backward, LAYER, e5m2 amax transposed sums", true, true, LAYER),
     {NULL, NULL, NULL, NULL, NULL, NULL, NULL},
 };
+
+const struct bench_case *modulate_variant_cases(void)
+{
+    static struct choice choices[MODULATE_VARIANTS];
+    static char names[MODULATE_VARIANTS][96];
+    static struct bench_case cases[MODULATE_VARIANTS + 1];
+
+    for (int i = 0; i < MODULATE_VARIANTS; i++) {
+        choices[i] = (struct choice){false, false, FP8PIPE_NORM_LAYER, i + 1};
+        snprintf(names[i], sizeof(names[i]), "variant modulate: %s", modulate_variant_name(i));
+        cases[i] = (struct bench_case){names[i],  set_make,  set_free,   set_run,
+                                       set_bytes, set_check, &choices[i]};
+    }
+    return cases;
+}

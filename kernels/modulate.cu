@@ -10,7 +10,7 @@
  * kernels/modulate.h.
  *
  * Four ways, all with the same bits:
- *   rows    (kernels/modulate_rows.cuh) all in one pass, rows in registers; bf16, the common outputs
+ *   rows    (kernels/modulate_rows.cuh) all in one pass, rows in registers; sm_90, bf16, codes
  *   panels  (kernels/modulate_panels.cuh) all in one pass; sm_90, bf16, up to 8192 columns
  *   stats   a warp a row: x', mean and rstd; then
  *   apply   tiles of 128 rows by 64 columns: from x', mean and rstd to all the rest. Alone where

@@ -362,7 +362,7 @@ static bool panels_can(const struct kernel_modulate_args *args)
 }
 
 /* What a launch says where the device, or the part of it that is ours, cannot hold the cluster. */
-static bool panels_refused(int error)
+static inline bool panels_refused(int error)
 {
     return error == (int)cudaErrorInvalidClusterSize ||
            error == (int)cudaErrorInvalidConfiguration ||

@@ -1,5 +1,5 @@
 /*
- * modulate in one pass with rows in registers, for kernels/modulate.cu alone.
+ * modulate in one pass with rows in registers, for kernels/modulate.cu alone; sm_90 and later.
  *
  * A block takes a tile: ROWS rows by a panel of COLS columns, whole segments of the row sums. A
  * warp takes a row of the panel at a time and keeps it in registers, as the bf16 that x' is stored
@@ -363,6 +363,7 @@ template <class SHAPE, int NORM>
 static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
     modulate_rows_kernel(const __grid_constant__ kernel_modulate_args args)
 {
+#if PANELS_COMPILED
     extern __shared__ __align__(16) uint8_t rows_codes_of[];
     __shared__ uint64_t posted[SHAPE::ROWS][ROWS_SEGMENTS_MAX];
     /* Of segments: what a merge multiplies the distance of the means by, and its square. */
@@ -430,6 +431,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
     }
     f.largest = float_bits(largest);
     target_publish(target, f, scale);
+#endif
 }
 
 /* ---- Launch ---------------------------------------------------------------------------------- */
@@ -454,7 +456,8 @@ static bool rows_can(const struct kernel_modulate_args *args)
     return (args->x_out.data != NULL || args->y.data == NULL) && target->scale_inv != NULL &&
            target->own_amax == NULL && target->partials == NULL && target->extremes == NULL &&
            args->z.data == NULL && args->weight == NULL && args->bias == NULL &&
-           target_rows(target, args->rows) <= limit && target_cols(target, args->cols) <= limit;
+           target_rows(target, args->rows) <= limit && target_cols(target, args->cols) <= limit &&
+           panels_compiled();
 }
 
 /* Whether rows have at most as many panels as a cluster has blocks, each with columns of its own.
@@ -466,7 +469,7 @@ template <class SHAPE> static bool rows_fit(const struct kernel_modulate_args *a
     return rows_blocks<SHAPE>(args) / panels <= GRID_Y_MAX &&
            (panels == 1 || args->norm == FP8PIPE_NORM_NONE ||
             (panels <= ROWS_PANELS_MAX && panels * SHAPE::SEGMENTS <= ROWS_SEGMENTS_MAX &&
-             kernel_divide_up(args->cols, SHAPE::COLS) == panels && panels_compiled()));
+             kernel_divide_up(args->cols, SHAPE::COLS) == panels));
 }
 
 template <class SHAPE, int NORM>
@@ -518,7 +521,7 @@ typedef rows_shape<2, 32, 32, 1> rows_narrow;
 
 #define ROWS_BLOCKS_ENOUGH 96
 
-static int rows_launch_best(const struct kernel_modulate_args *args, cudaStream_t stream)
+static inline int rows_launch_best(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
     const bool middle = rows_fit<rows_middle>(args), narrow = rows_fit<rows_narrow>(args);
 

@@ -585,6 +585,85 @@ static void test_edges(void)
     }
 }
 
+/* What the rows way takes: codes, with or without their transpose, and their amax. In bits of
+ * `given`, in forward's order. */
+#define GIVEN_Y 0x1u
+#define GIVEN_GATE 0x2u
+#define GIVEN_X_OUT 0x4u
+#define GIVEN_IN_PLACE 0x8u
+#define GIVEN_SCALE 0x10u
+#define GIVEN_SHIFT 0x20u
+#define GIVEN_CODES 0x200u
+#define GIVEN_ROW 0x400u
+#define GIVEN_TRANSPOSED 0x800u
+#define GIVEN_AMAX 0x1000u
+#define GIVEN_ROWS                                                                                 \
+    (GIVEN_Y | GIVEN_GATE | GIVEN_X_OUT | GIVEN_SCALE | GIVEN_SHIFT | GIVEN_CODES | GIVEN_ROW |    \
+     GIVEN_TRANSPOSED | GIVEN_AMAX)
+
+/* Each of its shapes, alone and in clusters, around units, segments, chunks, tiles and panels. */
+static void test_rows(void)
+{
+    static const unsigned given[] = {
+        GIVEN_ROWS,
+        GIVEN_ROWS | GIVEN_IN_PLACE,
+        GIVEN_ROWS & ~(GIVEN_Y | GIVEN_GATE),
+        /* Without x_out nothing is asked about in_place. */
+        (GIVEN_ROWS & ~(GIVEN_Y | GIVEN_GATE | GIVEN_X_OUT)) >> 1,
+        GIVEN_ROWS & ~GIVEN_GATE,
+        GIVEN_ROWS & ~GIVEN_SCALE,
+        GIVEN_ROWS & ~GIVEN_SHIFT,
+        GIVEN_ROWS & ~GIVEN_TRANSPOSED,
+        GIVEN_ROWS & ~(GIVEN_ROW | GIVEN_AMAX),
+    };
+    static const int64_t sizes[][2] = {/* narrow: panels of 512 columns */
+                                       {1, 8},
+                                       {15, 504},
+                                       {31, 512},
+                                       {32, 520},
+                                       {33, 1024},
+                                       {65, 2048},
+                                       {240, 2056},
+                                       {33, 4096},
+                                       /* middle: of 1024, 96 blocks or more than 4096 columns */
+                                       {1500, 2048},
+                                       {3001, 1032},
+                                       {40, 4104},
+                                       {17, 8192},
+                                       /* wide: of 2048, 96 blocks or more than 8192 columns */
+                                       {3100, 8},
+                                       {3073, 1032},
+                                       {3072, 2048},
+                                       {1601, 2056},
+                                       {1537, 4096},
+                                       {1100, 6152},
+                                       {800, 8192},
+                                       {40, 8200},
+                                       {33, 16384}};
+    const int variants = sizeof(given) / sizeof(*given);
+    const int count = sizeof(sizes) / sizeof(*sizes);
+
+    for (int norm = 0; norm < 3; norm++) {
+        bool same = true;
+
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < variants; j++) {
+                int64_t elements = sizes[i][0] * sizes[i][1];
+                struct shape shape = random_shape(true, sizes[i][0], sizes[i][1], i + j);
+
+                /* Of the large ones some. */
+                if (elements > 1000000 && (small || (i + j + norm) % variants > 1))
+                    continue;
+                shape.norm = (enum fp8pipe_norm)norm;
+                shape.given = given[j];
+                shape.own = false;
+                shape.has_scale = true;
+                same &= forward_agrees(&shape);
+            }
+        ok(same, "modulate, norm %d: rows in registers", norm);
+    }
+}
+
 static void test_large(void)
 {
     static const int64_t cols[] = {2048, 4096, 5120, 8192};
@@ -629,6 +708,7 @@ int main(void)
     small = test_environment_is_set("FP8PIPE_TEST_SMALL");
     test_random_shapes();
     test_edges();
+    test_rows();
     test_large();
     test_refused();
     return done_testing();

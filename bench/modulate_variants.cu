@@ -1,0 +1,42 @@
+#include "bench/modulate_variants.h"
+
+#include "kernels/modulate_rows.cuh"
+
+struct entry {
+    const char *name;
+    int (*run)(const struct kernel_modulate_args *args, cudaStream_t stream);
+};
+
+template <class SHAPE> static int run(const struct kernel_modulate_args *args, cudaStream_t stream)
+{
+    if (!rows_can(args) || !rows_fit<SHAPE>(args))
+        return (int)cudaErrorInvalidValue;
+    return rows_launch_norm<SHAPE, FP8PIPE_NORM_LAYER>(args, stream);
+}
+
+static int run_panels(const struct kernel_modulate_args *args, cudaStream_t stream)
+{
+    return panels_can(args) ? panels_launch(args, stream) : (int)cudaErrorInvalidValue;
+}
+
+/* Units of a lane, warps of a block, rows of a tile, blocks on a multiprocessor. */
+#define ROWS(units, warps, rows, blocks)                                                           \
+    {                                                                                              \
+        "units " #units " warps " #warps " rows " #rows " blocks " #blocks,                        \
+            run<rows_shape<units, warps, rows, blocks>>                                            \
+    }
+static const entry entries[MODULATE_VARIANTS] = {
+    {"panels", run_panels}, ROWS(8, 8, 32, 2), ROWS(8, 16, 64, 1), ROWS(4, 8, 32, 2),
+    ROWS(4, 8, 32, 3),      ROWS(4, 8, 64, 2), ROWS(4, 16, 64, 1),
+};
+
+int modulate_variant(int variant, const struct kernel_modulate_args *args,
+                     struct CUstream_st *stream)
+{
+    return entries[variant].run(args, stream);
+}
+
+const char *modulate_variant_name(int variant)
+{
+    return entries[variant].name;
+}
