@@ -1,9 +1,11 @@
 #include "bench/kernels.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/activation_variants.h"
 #include "kernels/kernels.h"
 
 struct choice {
@@ -12,11 +14,13 @@ struct choice {
     bool transposed;
     bool sums;
     bool result; /* in bf16 too */
+    int variant; /* 0: the library's kernel, n: variant n - 1 */
 };
 
 struct set {
     struct kernel_activation_args args; /* device */
-    float *words;                       /* scale, scale_inv, amax */
+    int variant;
+    float *words; /* scale, scale_inv, amax */
 };
 
 #define WORDS 4
@@ -48,6 +52,7 @@ static void *set_make(const struct bench_case *self, int64_t rows, int64_t cols)
         bench_fail("out of memory");
     set->words = bench_alloc(sizeof(words));
     bench_must(cudaMemcpy(set->words, words, sizeof(words), cudaMemcpyHostToDevice));
+    set->variant = choice->variant;
     set->args.activation = choice->activation;
     set->args.backward = choice->backward;
     set->args.x = make_matrix(rows, cols, 1.5f);
@@ -89,7 +94,10 @@ static void set_free(void *memory)
 
 static int set_run(void *memory, cudaStream_t stream)
 {
-    return kernel_activation_cuda(&((struct set *)memory)->args, stream);
+    const struct set *set = memory;
+
+    return set->variant == 0 ? kernel_activation_cuda(&set->args, stream)
+                             : activation_variant(set->variant - 1, &set->args, stream);
 }
 
 static int64_t set_bytes(const void *memory)
@@ -251,7 +259,7 @@ static bool update_check(void *memory)
     {                                                                                              \
         name, set_make, set_free, set_run, set_bytes, set_check, &(const struct choice)            \
         {                                                                                          \
-            FP8PIPE_ACTIVATION_##activation, __VA_ARGS__                                           \
+            FP8PIPE_ACTIVATION_##activation, __VA_ARGS__, 0                                        \
         }                                                                                          \
     }
 
@@ -269,3 +277,24 @@ const struct bench_case activation_cases[] = {
      update_check, NULL},
     {NULL, NULL, NULL, NULL, NULL, NULL, NULL},
 };
+
+const struct bench_case *activation_variant_cases(void)
+{
+    static const struct choice families[] = {
+        [ACTIVATION_DGELU] = {FP8PIPE_ACTIVATION_GELU_TANH, true, true, true, false, 0},
+        [ACTIVATION_DSWIGLU] = {FP8PIPE_ACTIVATION_SWIGLU, true, true, true, false, 0},
+        [ACTIVATION_GELU] = {FP8PIPE_ACTIVATION_GELU_TANH, false, false, false, false, 0},
+    };
+    static struct choice choices[ACTIVATION_VARIANTS];
+    static char names[ACTIVATION_VARIANTS][96];
+    static struct bench_case cases[ACTIVATION_VARIANTS + 1];
+
+    for (int i = 0; i < ACTIVATION_VARIANTS; i++) {
+        choices[i] = families[activation_variant_family(i)];
+        choices[i].variant = i + 1;
+        snprintf(names[i], sizeof(names[i]), "variant %s", activation_variant_name(i));
+        cases[i] = (struct bench_case){names[i],  set_make,  set_free,   set_run,
+                                       set_bytes, set_check, &choices[i]};
+    }
+    return cases;
+}
