@@ -562,7 +562,7 @@ static void empty(const char *where)
 
 static fp8pipe_ticket ticket = TICKET_UNSET;
 
-#define MATRIX_RULES(good, f, name)                                                                \
+#define OPERAND_RULES(good, f, name)                                                               \
     do {                                                                                           \
         SPOILED(good, op.f.rows = -1, SUBMIT, "rows", "");                                         \
         SPOILED(good, op.f.rows++, SUBMIT, "rows", "");                                            \
@@ -575,8 +575,8 @@ static fp8pipe_ticket ticket = TICKET_UNSET;
 
 #define COMMON_RULES(good, result, result_name)                                                    \
     do {                                                                                           \
-        MATRIX_RULES(good, x, "x");                                                                \
-        MATRIX_RULES(good, result, result_name);                                                   \
+        OPERAND_RULES(good, x, "x");                                                               \
+        OPERAND_RULES(good, result, result_name);                                                  \
         SPOILED(good, op.result.cols--, SUBMIT, result_name ".cols", "");                          \
         SPOILED(good, op.activation = FP8PIPE_ACTIVATION_NONE, SUBMIT, "activation", "0");         \
         SPOILED(good, op.activation = (enum fp8pipe_activation)5, SUBMIT, "activation", "5");      \
@@ -647,7 +647,7 @@ static void bad_input(void)
         good.dy = o.dy.view;
         good.dx = o.result.view;
         COMMON_RULES(good, dx, "dx");
-        MATRIX_RULES(good, dy, "dy");
+        OPERAND_RULES(good, dy, "dy");
         SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
         SPOILED(good, (op.activation = FP8PIPE_ACTIVATION_SWIGLU, op.dx = op.x, op.dy.cols = 4),
                 SUBMIT, "overlap", "");

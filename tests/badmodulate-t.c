@@ -15,7 +15,7 @@ static struct fp8pipe_scaling *scaling, *other_scaling;
 static struct fp8pipe_tensor *tensor, *of_other;
 static struct test_matrix tokens[6], groups[6], one[6], rows_of;
 
-#define MATRIX_RULES(good, f, name)                                                                \
+#define PART_RULES(good, f, name)                                                                  \
     do {                                                                                           \
         SPOILED(good, op.f.rows = -1, SUBMIT, name ".rows", "-1");                                 \
         SPOILED(good, op.f.cols = -3, SUBMIT, "cols", "-3");                                       \
@@ -29,7 +29,7 @@ static struct test_matrix tokens[6], groups[6], one[6], rows_of;
 /* Of the tokens' shape. */
 #define TOKEN_RULES(good, f, name)                                                                 \
     do {                                                                                           \
-        MATRIX_RULES(good, f, name);                                                               \
+        PART_RULES(good, f, name);                                                                 \
         SPOILED(good, op.f.rows = M - 1, SUBMIT, name, "3");                                       \
         SPOILED(good, op.f.cols = H - 1, SUBMIT, name, "7");                                       \
     } while (0)
@@ -37,7 +37,7 @@ static struct test_matrix tokens[6], groups[6], one[6], rows_of;
 /* With rows that tokens take. */
 #define ROW_RULES(good, f, name)                                                                   \
     do {                                                                                           \
-        MATRIX_RULES(good, f, name);                                                               \
+        PART_RULES(good, f, name);                                                                 \
         SPOILED(good, op.f.cols = H - 1, SUBMIT, name, "7");                                       \
         SPOILED(good, op.f.rows = 0, SUBMIT, name ".rows", "0");                                   \
         SPOILED(good, (op.rows_of = NULL), SUBMIT, "rows", "without rows_of");                     \
@@ -101,7 +101,7 @@ static void forward_part(void)
     op = good;
     IS_ACCEPTED(SUBMIT);
     SIZES(fp8pipe_modulate_op, good, SUBMIT, out);
-    MATRIX_RULES(good, x, "x");
+    PART_RULES(good, x, "x");
     TOKEN_RULES(good, y, "y");
     TOKEN_RULES(good, x_out, "x_out");
     TOKEN_RULES(good, z, "z");
@@ -167,7 +167,7 @@ static void backward_part(void)
     op = good;
     IS_ACCEPTED(SUBMIT);
     SIZES(fp8pipe_modulate_backward_op, good, SUBMIT, out);
-    MATRIX_RULES(good, x_out, "x_out");
+    PART_RULES(good, x_out, "x_out");
     TOKEN_RULES(good, dz, "dz");
     TOKEN_RULES(good, dx_out, "dx_out");
     TOKEN_RULES(good, y, "y");
