@@ -339,7 +339,7 @@ template <class F, bool EXTREMES>
 FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
 {
     publish_scale(job.target);
-    if (EXTREMES)
+    if (EXTREMES && job.target.extremes != NULL)
         extremes_publish(g.counts, job.target.extremes);
     if (job.target.amax != NULL)
         amax_publish(folding<F>::bits(g.largest), job.target.amax);
