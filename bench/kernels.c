@@ -366,6 +366,7 @@ int main(int argc, char **argv)
     if (options.variants) {
         run_table(quantize_variant_cases(), &options);
         run_table(modulate_variant_cases(), &options);
+        run_table(activation_variant_cases(), &options);
     }
     if (options.json != NULL) {
         fputs("\n  ]\n}\n", options.json);

@@ -14,17 +14,17 @@ template <int HINT> static FP8PIPE_DEVICE uint4 hinted_load(const void *p)
     uint4 w;
 
     if (HINT == NO_ALLOCATE)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                     : "l"(p));
+        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+            : "l"(p));
     else if (HINT == AHEAD_256)
-        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                     : "l"(p));
+        asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+            : "l"(p));
     else if (HINT == FIRST)
-        asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                     : "l"(p));
+        asm("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+            : "l"(p));
     else
         w = *(const uint4 *)p;
     return w;
@@ -90,23 +90,33 @@ static const entry rows_entries[QUANTIZE_ROW_VARIANTS] = {
     ROWS(2, 2, 8, NO_ALLOCATE),
 };
 
-/* Rows of a thread, units across, blocks on a multiprocessor, tiles down before across, tiles of a
- * block, whether they are loaded ahead. */
-#define TILES(each, units, blocks, group, tiles, ahead, hint)                                      \
+/* Rows of a thread, those in flight, units across, blocks on a multiprocessor, tiles down before
+ * across, tiles of a block, rows of a tile; how results are stored; how units are loaded. */
+#define TILES(each, flight, units, blocks, group, tiles, height, stream, hint)                     \
     {                                                                                              \
-        "each " #each " units " #units " blocks " #blocks " group " #group " tiles " #tiles        \
-        " ahead " #ahead " " #hint,                                                                \
-            run<some_rows, detail::tile_shape<each, each, units, blocks, group, tiles, ahead>,     \
+        "each " #each " flight " #flight " units " #units " blocks " #blocks " group " #group      \
+        " tiles " #tiles " height " #height " stream " #stream " " #hint,                          \
+            run<some_rows,                                                                         \
+                detail::tile_shape<each, flight, units, blocks, group, tiles, false, height,       \
+                                   stream>,                                                        \
                 hint>                                                                              \
     }
 static const entry tiles_entries[QUANTIZE_TILE_VARIANTS] = {
-    TILES(4, 8, 4, 1, 1, false, NORMAL),      TILES(4, 8, 4, 4, 1, false, NORMAL),
-    TILES(4, 8, 4, 16, 1, false, NORMAL),     TILES(4, 8, 4, 64, 1, false, NORMAL),
-    TILES(4, 8, 5, 8, 1, false, NORMAL),      TILES(4, 16, 2, 1, 1, false, NORMAL),
-    TILES(4, 16, 2, 8, 1, false, NORMAL),     TILES(8, 16, 3, 1, 1, false, NORMAL),
-    TILES(8, 16, 3, 8, 1, false, NORMAL),     TILES(8, 8, 6, 8, 1, false, NORMAL),
-    TILES(4, 8, 4, 8, 4, true, NORMAL),       TILES(4, 16, 2, 8, 4, true, NORMAL),
-    TILES(4, 8, 4, 8, 1, false, NO_ALLOCATE), TILES(8, 16, 3, 8, 1, false, NO_ALLOCATE),
+    TILES(4, 4, 8, 4, 4, 1, 128, 0, NORMAL),   TILES(8, 4, 8, 8, 4, 1, 128, 0, NORMAL),
+    TILES(4, 4, 8, 4, 0, 1, 128, 0, NORMAL),   TILES(4, 4, 8, 4, 4, 2, 128, 0, NORMAL),
+    TILES(4, 4, 8, 4, 4, 1, 128, 1, NORMAL),   TILES(4, 4, 8, 4, 4, 1, 128, 2, NORMAL),
+    TILES(4, 4, 8, 4, 4, 1, 128, 3, NORMAL),   TILES(4, 4, 8, 4, 4, 1, 128, 0, FIRST),
+    TILES(4, 4, 8, 4, 4, 1, 128, 3, FIRST),    TILES(4, 4, 8, 2, 1, 1, 256, 0, NORMAL),
+    TILES(8, 4, 8, 4, 1, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 4, 4, 1, 256, 0, NORMAL),
+    TILES(8, 4, 8, 4, 0, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 5, 1, 1, 256, 0, NORMAL),
+    TILES(8, 8, 8, 3, 1, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 4, 1, 2, 256, 0, NORMAL),
+    TILES(8, 4, 8, 4, 1, 1, 256, 3, NORMAL),   TILES(8, 4, 8, 4, 1, 1, 256, 2, FIRST),
+    TILES(16, 4, 8, 8, 1, 1, 256, 0, NORMAL),  TILES(16, 4, 8, 4, 1, 1, 512, 0, NORMAL),
+    TILES(16, 4, 8, 4, 0, 1, 512, 0, NORMAL),  TILES(8, 4, 16, 4, 1, 1, 128, 0, NORMAL),
+    TILES(8, 4, 16, 4, 0, 1, 128, 0, NORMAL),  TILES(8, 4, 16, 2, 1, 1, 256, 0, NORMAL),
+    TILES(16, 4, 16, 4, 1, 1, 256, 0, NORMAL), TILES(16, 4, 16, 4, 0, 1, 256, 0, NORMAL),
+    TILES(16, 4, 16, 4, 4, 1, 256, 3, NORMAL), TILES(16, 4, 32, 4, 1, 1, 128, 0, NORMAL),
+    TILES(8, 4, 32, 2, 1, 1, 128, 0, NORMAL),  TILES(16, 8, 16, 3, 1, 1, 256, 0, NORMAL),
 };
 
 int quantize_rows_variant(int variant, const struct kernel_quantize_args *args,

@@ -221,10 +221,10 @@ FP8PIPE_DEVICE char *view_at(const view &v, int64_t row, int64_t col)
     return v.data + (row * v.stride + col) * bytes;
 }
 
-/* Whether units at a column that is `offset` more than a multiple of UNIT are 16-byte aligned. */
-template <int DTYPE> FP8PIPE_DEVICE bool view_aligned(const view &v, int64_t offset)
+/* Whether the unit at `col`, any column, is 16-byte aligned. */
+template <int DTYPE> FP8PIPE_DEVICE bool view_aligned(const view &v, int64_t col)
 {
-    return v.aligned && offset % (16 / (int)sizeof(typename element<DTYPE>::bits)) == 0;
+    return v.aligned && (col & (16 / (int)sizeof(typename element<DTYPE>::bits) - 1)) == 0;
 }
 
 /* Whether units at a column that is `offset` more than a multiple of UNIT are 16-byte aligned, and
@@ -246,7 +246,7 @@ FP8PIPE_DEVICE raw<DTYPE> view_load(const view &v, int64_t row, int64_t col, int
     if (whole)
         return load_all<DTYPE>(view_at<DTYPE, true>(v, row, col + offset));
     const char *p = view_at<DTYPE, false>(v, row, col + offset);
-    if (view_aligned<DTYPE>(v, offset) && col + offset + UNIT <= v.cols)
+    if (view_aligned<DTYPE>(v, col + offset) && col + offset + UNIT <= v.cols)
         return load_all<DTYPE>(p);
     return load_some<DTYPE>(p, v.cols - (col + offset));
 }
@@ -387,7 +387,7 @@ template <int DTYPE> struct result {
         const raw<DTYPE> u = narrow<DTYPE>(v);
         if (at.whole)
             detail::store_all<DTYPE>(detail::view_at<DTYPE, true>(view, at.row, col), u);
-        else if (detail::view_aligned<DTYPE>(view, col_offset) && at.count == UNIT)
+        else if (at.count == UNIT && detail::view_aligned<DTYPE>(view, col))
             detail::store_all<DTYPE>(detail::view_at<DTYPE, false>(view, at.row, col), u);
         else
             detail::store_some<DTYPE>(detail::view_at<DTYPE, false>(view, at.row, col), u,

@@ -36,9 +36,10 @@ enum {
     ROW_UNITS = 128, /* the widest block of the rows kernels */
     ROW_THREADS = 256,
     TILE_HEIGHT = 128,
-    SUM_HEIGHT = 64, /* rows of one partial sum */
-    SLAB = 16,       /* rows that one warp sums */
-    NO_FORMAT = -1   /* no FP8 output */
+    SUM_HEIGHT = 64,  /* rows of one partial sum */
+    SLAB = 16,        /* rows that one warp sums */
+    NO_FORMAT = -1,   /* no FP8 output */
+    ANY_FORMAT = -2   /* the target's, known at run time */
 };
 constexpr int64_t GRID_MAX = 65535; /* in y and z */
 
@@ -48,9 +49,12 @@ constexpr int64_t GRID_MAX = 65535; /* in y and z */
  * How tiles are worked on. ROWS rows, a multiple of 4, of one unit are a thread's; the loads of
  * FLIGHT of them are issued before the first is computed. BLOCKS fit on a multiprocessor. Blocks go
  * down GROUP tiles before they go on to the next column of tiles. A block works on TILES tiles, all
- * in one column, AHEAD: it loads the next before it computes the one at hand.
+ * in one column, AHEAD: it loads the next before it computes the one at hand. HEIGHT: rows of a
+ * tile; GROUP 0: along diagonals. STREAM: bit 0, rows are stored to leave the caches first, bit 1,
+ * transposed ones are.
  */
-template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int TILES_, bool AHEAD_>
+template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int TILES_, bool AHEAD_,
+          int HEIGHT_ = TILE_HEIGHT, int STREAM_ = 0>
 struct tile_shape {
     enum {
         ROWS = ROWS_,
@@ -60,7 +64,9 @@ struct tile_shape {
         GROUP = GROUP_,
         TILES = TILES_,
         WIDTH = UNITS_ * UNIT,
-        THREADS = UNITS_ * TILE_HEIGHT / ROWS_
+        HEIGHT = HEIGHT_,
+        STREAM = STREAM_,
+        THREADS = UNITS_ * HEIGHT_ / ROWS_
     };
     static constexpr bool AHEAD = AHEAD_;
     static_assert(ROWS % 4 == 0 && ROWS % FLIGHT == 0, "four rows are transposed at a time");
@@ -103,17 +109,31 @@ template <class F> struct alignment<F, std::void_t<decltype(std::declval<const F
     }
 };
 
+/* Whether F's main kernels are made once for each format: a little faster than for any. */
+template <class F> struct by_format : std::true_type {
+};
+
+/* What is made for F: LEAN, kernels that sum and kernels that do not, else one that does all. It is
+ * there for what F's own alignment excludes. */
+template <class F, bool WHOLE> struct kernels {
+    static constexpr bool LEAN = WHOLE || !alignment<F>::KNOWN;
+    static constexpr bool FORMATS = LEAN && by_format<F>::value;
+};
+
 /* ---- Largest magnitude -------------------------------------------------------------------- */
 
-/* What is kept of F's values while the amax is looked for, and its float32 bits in the end. */
+/* What is kept of F's values while the amax is looked for, and its float32 bits in the end. A NaN
+ * of any payload gives the one with all bits set. */
 template <class F> struct folding {
     static FP8PIPE_DEVICE uint32_t fold(uint32_t largest, const typename F::loaded &,
                                         const values &v)
     {
+        float most = fp8pipe_float_from_bits(largest);
+
 #pragma unroll
         for (int i = 0; i < UNIT; i++)
-            largest = max(largest, fp8pipe_float_bits(v[i]) & 0x7fffffffu);
-        return largest;
+            asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(v[i])));
+        return fp8pipe_float_bits(most);
     }
     static FP8PIPE_DEVICE uint32_t bits(uint32_t largest)
     {
@@ -180,14 +200,30 @@ template <int FORMAT> FP8PIPE_DEVICE uint32_t fp8_two(float a, float b)
 #endif
 }
 
-/* The codes of v times scale. */
-template <int FORMAT> FP8PIPE_DEVICE uint2 fp8_unit(const values &v, float scale)
+/* The same of a format known at run time, without a branch. */
+static FP8PIPE_DEVICE uint32_t fp8_two_any(float a, float b, int format)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    const uint32_t wide = fp8_two<FP8PIPE_E5M2>(a, b), narrow = fp8_two<FP8PIPE_E4M3>(a, b);
+
+    return format == FP8PIPE_E5M2 ? wide : narrow;
+#else
+    return fp8pipe_fp8_from_float(a, (enum fp8pipe_format)format) |
+           (uint32_t)fp8pipe_fp8_from_float(b, (enum fp8pipe_format)format) << 8;
+#endif
+}
+
+/* The codes of v times scale. `format`: of ANY_FORMAT. */
+template <int FORMAT> FP8PIPE_DEVICE uint2 fp8_unit(const values &v, float scale, int format)
 {
     uint32_t pair[UNIT / 2];
 
 #pragma unroll
-    for (int i = 0; i < UNIT / 2; i++)
-        pair[i] = fp8_two<FORMAT>(__fmul_rn(v[2 * i], scale), __fmul_rn(v[2 * i + 1], scale));
+    for (int i = 0; i < UNIT / 2; i++) {
+        const float a = __fmul_rn(v[2 * i], scale), b = __fmul_rn(v[2 * i + 1], scale);
+
+        pair[i] = FORMAT == ANY_FORMAT ? fp8_two_any(a, b, format) : fp8_two<FORMAT>(a, b);
+    }
     return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
@@ -209,10 +245,10 @@ struct extremes {
     uint32_t flushed;
 };
 
-template <int FORMAT>
-FP8PIPE_DEVICE void extremes_count(extremes &e, const values &v, float scale, uint2 codes)
+static FP8PIPE_DEVICE void extremes_count(extremes &e, const values &v, float scale, int format,
+                                          uint2 codes)
 {
-    const float largest = FORMAT == FP8PIPE_E5M2 ? FP8PIPE_E5M2_MAX : FP8PIPE_E4M3_MAX;
+    const float largest = format == FP8PIPE_E5M2 ? FP8PIPE_E5M2_MAX : FP8PIPE_E4M3_MAX;
 
 #pragma unroll
     for (int i = 0; i < UNIT; i++) {
@@ -293,9 +329,9 @@ FP8PIPE_DEVICE uint2 unit_run(const job<F> &job, const place &at, const typename
 {
     v = values_cut(job.functor.compute(at, in), at.count);
     g.largest = folding<F>::fold(g.largest, in, v);
-    const uint2 codes = fp8_cut(fp8_unit<FORMAT>(v, scale), at.count);
+    const uint2 codes = fp8_cut(fp8_unit<FORMAT>(v, scale, job.target.format), at.count);
     if (EXTREMES)
-        extremes_count<FORMAT>(g.counts, v, scale, codes);
+        extremes_count(g.counts, v, scale, job.target.format, codes);
     return codes;
 }
 
@@ -303,7 +339,7 @@ template <class F, bool EXTREMES>
 FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
 {
     publish_scale(job.target);
-    if (EXTREMES)
+    if (EXTREMES && job.target.extremes != NULL)
         extremes_publish(g.counts, job.target.extremes);
     if (job.target.amax != NULL)
         amax_publish(folding<F>::bits(g.largest), job.target.amax);
@@ -340,9 +376,8 @@ FP8PIPE_DEVICE void rows_run(const job<F> &job, index<WHOLE> first, index<WHOLE>
 }
 
 /* FORMAT NO_FORMAT: only the functor's own results are written. */
-template <class F, int FORMAT, bool EXTREMES, bool WHOLE>
-static __global__ void __launch_bounds__(ROW_THREADS,
-                                         blocks_for(tuning<F>::rows::BLOCKS, WHOLE && !EXTREMES))
+template <class F, int FORMAT, bool WHOLE>
+static __global__ void __launch_bounds__(ROW_THREADS, blocks_for(tuning<F>::rows::BLOCKS, WHOLE))
     rows_kernel(const __grid_constant__ job<F> job)
 {
     typedef index<WHOLE> number;
@@ -372,7 +407,7 @@ static __global__ void __launch_bounds__(ROW_THREADS,
                         (void)job.functor.compute(at, in);
                     else
                         *(uint2 *)(t.row + offset<WHOLE>(at.row, t.row_stride) + col) =
-                            unit_run<F, FORMAT, EXTREMES>(job, at, in, scale, g, v);
+                            unit_run<F, FORMAT, false>(job, at, in, scale, g, v);
                 });
         }
     } else if (FORMAT != NO_FORMAT && col < (number)t.row_stride) {
@@ -385,7 +420,7 @@ static __global__ void __launch_bounds__(ROW_THREADS,
     if constexpr (FORMAT == NO_FORMAT)
         publish_scale(t);
     else
-        gathered_publish<F, EXTREMES>(job, g);
+        gathered_publish<F, false>(job, g);
 }
 
 /* The pass in front: the amax of all values into *to. Nothing is read if *skip_if is set. */
@@ -422,6 +457,15 @@ static __global__ void empty_kernel(const __grid_constant__ fp8pipe_quantize_tar
 
 /* ---- Transposing bytes through shared memory ---------------------------------------------- */
 
+/* STREAM: to be written back before other lines. */
+template <bool STREAM, class T> FP8PIPE_DEVICE void store(T *to, T value)
+{
+    if (STREAM)
+        __stcs(to, value);
+    else
+        *to = value;
+}
+
 /* Column i of four rows of four bytes, as one word. */
 static FP8PIPE_DEVICE void bytes_transpose(uint32_t out[4], uint32_t a, uint32_t b, uint32_t c,
                                            uint32_t d)
@@ -443,15 +487,15 @@ static FP8PIPE_DEVICE void bytes_transpose(uint32_t out[4], uint32_t a, uint32_t
  * each of 8 units, for 4 row groups of the same chunk: 8 chunks x 4 words, all 32 banks. 8 threads
  * read the 8 chunks of one column: all 32 banks.
  */
-template <int WIDTH> struct transposed_tile {
-    enum { CHUNKS = TILE_HEIGHT / 16 };
-    static_assert(CHUNKS == 8, "8 chunks of 16 bytes are one pass over the banks");
+template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
+    enum { CHUNKS = HEIGHT / 16 };
+    static_assert(CHUNKS % 8 == 0, "8 chunks of 16 bytes are one pass over the banks");
     uint4 chunk[WIDTH * CHUNKS];
 
     /* The unit at column `col` of the rows 4 * group .. 4 * group + 3. */
     FP8PIPE_DEVICE void put(unsigned col, unsigned group, const uint2 codes[4])
     {
-        const unsigned part = group / 4 ^ (col / UNIT % CHUNKS);
+        const unsigned part = group / 4 ^ (col / UNIT % 8);
         uint32_t *to = (uint32_t *)chunk + (col * CHUNKS + part) * 4 + group % 4;
         uint32_t out[UNIT];
 
@@ -467,7 +511,7 @@ template <int WIDTH> struct transposed_tile {
      * transposed. `to` has `cols` rows of `stride` bytes, all of which are written. SMALL: cols and
      * stride are below 2^31.
      */
-    template <int THREADS, bool SMALL>
+    template <int THREADS, bool SMALL, bool STREAM = false>
     FP8PIPE_DEVICE void write(uint8_t *to, int64_t stride, int64_t row, int64_t col,
                               int64_t cols) const
     {
@@ -478,15 +522,17 @@ template <int WIDTH> struct transposed_tile {
         uint8_t *corner = to + row + part * 16;
         const int left = (int)min((int64_t)WIDTH, cols - col);
 
-        if (part * 16 < (unsigned)min((int64_t)TILE_HEIGHT, stride - row))
+        if (part * 16 < (unsigned)min((int64_t)HEIGHT, stride - row))
 #pragma unroll
             for (unsigned i = 0; i < WIDTH; i += STEP) {
                 const unsigned c = first + i;
-                const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % CHUNKS))];
+                const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % 8))];
 
                 if ((int)c < left)
-                    *(uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
-                                               : (uint64_t)((col + c) * stride))) = *from;
+                    store<STREAM>(
+                        (uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
+                                                  : (uint64_t)((col + c) * stride))),
+                        *from);
             }
     }
 };
@@ -494,8 +540,8 @@ template <int WIDTH> struct transposed_tile {
 /* ---- Partial sums over a tile's rows ------------------------------------------------------ */
 
 /* Sums of 16 rows each, made by one warp: 4 rows of a thread, then a tree over its 4 threads. */
-template <int WIDTH> struct sums_tile {
-    float slab[TILE_HEIGHT / SLAB][WIDTH];
+template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct sums_tile {
+    float slab[HEIGHT / SLAB][WIDTH];
 
     /* `sum`: the thread's, over its 4 rows. Lanes 8 and 16 apart have the other rows. */
     FP8PIPE_DEVICE void put(unsigned col, unsigned group, const float sum[UNIT])
@@ -520,7 +566,7 @@ template <int WIDTH> struct sums_tile {
     FP8PIPE_DEVICE void write(const fp8pipe_quantize_target &t, int64_t row, int64_t col) const
     {
 #pragma unroll
-        for (int i = threadIdx.x; i < WIDTH * (TILE_HEIGHT / SUM_HEIGHT); i += THREADS) {
+        for (int i = threadIdx.x; i < WIDTH * (HEIGHT / SUM_HEIGHT); i += THREADS) {
             const int part = i / WIDTH;
             const int c = i % WIDTH;
 
@@ -542,7 +588,7 @@ struct nothing {
 
 /* Where a thread stands in a tile: a warp has 8 units of 4 groups of 4 rows. */
 template <class SHAPE> struct tile_thread {
-    enum { BANDS = SHAPE::UNITS / 8, QUAD_HEIGHT = TILE_HEIGHT / (SHAPE::ROWS / 4) };
+    enum { BANDS = SHAPE::UNITS / 8, QUAD_HEIGHT = SHAPE::HEIGHT / (SHAPE::ROWS / 4) };
     unsigned col;   /* of its unit, in the tile */
     unsigned group; /* of its first four rows */
 
@@ -581,20 +627,26 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
                                          blocks_for(SHAPE::BLOCKS, WHOLE && !EXTREMES))
     tiles_kernel(const __grid_constant__ job<F> job)
 {
-    enum { ROWS = SHAPE::ROWS, FLIGHT = SHAPE::FLIGHT, WIDTH = SHAPE::WIDTH };
+    enum {
+        ROWS = SHAPE::ROWS,
+        FLIGHT = SHAPE::FLIGHT,
+        WIDTH = SHAPE::WIDTH,
+        HEIGHT = SHAPE::HEIGHT
+    };
     typedef index<WHOLE> number;
-    __shared__ transposed_tile<WIDTH> transposed;
-    __shared__ std::conditional_t<SUMS, sums_tile<WIDTH>, nothing> sums;
+    __shared__ transposed_tile<WIDTH, HEIGHT> transposed;
+    __shared__ std::conditional_t<SUMS, sums_tile<WIDTH, HEIGHT>, nothing> sums;
     const fp8pipe_quantize_target &t = job.target;
     const tile_thread<SHAPE> thread;
     const number rows = (number)t.rows;
     const number end = (number)(t.transposed != NULL ? t.transposed_stride : t.rows);
-    const number step = (number)gridDim.z * (gridDim.x * TILE_HEIGHT);
+    const number step = (number)gridDim.z * (gridDim.x * HEIGHT);
     const number tile_col = (number)blockIdx.y * WIDTH;
     const number col = tile_col + thread.col;
     const int count = unit_count<WHOLE>(t, col);
     const bool stores = t.row != NULL && col < (number)t.row_stride;
-    number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * TILE_HEIGHT;
+    const unsigned group = SHAPE::GROUP == 0 ? (blockIdx.z + blockIdx.y) % gridDim.z : blockIdx.z;
+    number tile_row = ((number)group * gridDim.x + blockIdx.x) * HEIGHT;
     typename F::loaded in[FLIGHT];
     gathered g = {};
 
@@ -624,7 +676,8 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
                     codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
                         job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
                 if (stores)
-                    *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
+                    store<SHAPE::STREAM & 1>(
+                        (uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col), codes[r % 4]);
             }
             if (SUMS)
 #pragma unroll
@@ -639,8 +692,8 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
         }
         __syncthreads();
         if (t.transposed != NULL)
-            transposed.template write<SHAPE::THREADS, WHOLE>(t.transposed, t.transposed_stride,
-                                                             tile_row, tile_col, t.cols);
+            transposed.template write<SHAPE::THREADS, WHOLE, (SHAPE::STREAM & 2) != 0>(
+                t.transposed, t.transposed_stride, tile_row, tile_col, t.cols);
         if constexpr (SUMS)
             if (t.partials != NULL)
                 sums.template write<SHAPE::THREADS>(t, tile_row, tile_col);
@@ -715,9 +768,10 @@ inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
     const fp8pipe_quantize_target &t = job.target;
     const int64_t rows = t.transposed != NULL ? t.transposed_stride : t.rows;
     const int64_t cols = t.row != NULL ? t.row_stride : t.cols;
-    const int64_t down = divide_up(rows, TILE_HEIGHT);
+    const int64_t down = divide_up(rows, shape::HEIGHT);
     const int64_t across = divide_up(cols, shape::WIDTH);
-    const int64_t group = down < shape::GROUP ? down : (int64_t)shape::GROUP;
+    const int64_t most = shape::GROUP == 0 ? 1 : shape::GROUP;
+    const int64_t group = down < most ? down : most;
     const int64_t groups = divide_up(divide_up(down, group), shape::TILES);
     geometry g;
 
@@ -726,11 +780,17 @@ inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
     g.grid =
         dim3((unsigned)group, (unsigned)across, (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
     g.block = dim3(shape::THREADS);
-    if (t.extremes != NULL)
-        return launch_job<F>(tiles_kernel<F, FORMAT, true, true, WHOLE, shape>, g, job, stream);
-    if (t.partials != NULL)
-        return launch_job<F>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g, job, stream);
-    return launch_job<F>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, job, stream);
+    if constexpr (FORMAT == ANY_FORMAT)
+        if (t.extremes != NULL || !kernels<F, WHOLE>::LEAN)
+            return launch_job<F>(tiles_kernel<F, ANY_FORMAT, true, true, WHOLE, shape>, g, job,
+                                 stream);
+    if constexpr (kernels<F, WHOLE>::LEAN && (FORMAT == ANY_FORMAT) != kernels<F, WHOLE>::FORMATS) {
+        if (t.partials != NULL)
+            return launch_job<F>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g, job,
+                                 stream);
+        return launch_job<F>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, job, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 
 template <class F, int FORMAT, bool WHOLE>
@@ -738,12 +798,12 @@ inline cudaError_t run_format(const job<F> &job, cudaStream_t stream)
 {
     const fp8pipe_quantize_target &t = job.target;
 
-    if (t.row == NULL || t.transposed != NULL || t.partials != NULL)
-        return run_tiles<F, FORMAT, WHOLE>(job, stream);
-    const geometry g = rows_geometry(t.rows, t.row_stride, tuning<F>::rows::ROWS);
-    if (t.extremes != NULL)
-        return launch_job<F>(rows_kernel<F, FORMAT, true, WHOLE>, g, job, stream);
-    return launch_job<F>(rows_kernel<F, FORMAT, false, WHOLE>, g, job, stream);
+    if constexpr ((FORMAT == ANY_FORMAT) != kernels<F, WHOLE>::FORMATS)
+        if (t.row != NULL && t.transposed == NULL && t.partials == NULL && t.extremes == NULL)
+            return launch_job<F>(rows_kernel<F, FORMAT, WHOLE>,
+                                 rows_geometry(t.rows, t.row_stride, tuning<F>::rows::ROWS), job,
+                                 stream);
+    return run_tiles<F, FORMAT, WHOLE>(job, stream);
 }
 
 template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, cudaStream_t stream)
@@ -752,15 +812,15 @@ template <class F, bool WHOLE> inline cudaError_t run_whole(const job<F> &job, c
 
     if (t.row == NULL && t.transposed == NULL && t.partials == NULL && t.amax == NULL &&
         t.extremes == NULL)
-        return launch_job<F>(rows_kernel<F, NO_FORMAT, false, WHOLE>,
+        return launch_job<F>(rows_kernel<F, NO_FORMAT, WHOLE>,
                              rows_geometry(t.rows, t.cols, tuning<F>::rows::ROWS), job, stream);
-    switch (t.format) {
-    case FP8PIPE_E4M3:
-        return run_format<F, FP8PIPE_E4M3, WHOLE>(job, stream);
-    case FP8PIPE_E5M2:
-        return run_format<F, FP8PIPE_E5M2, WHOLE>(job, stream);
-    }
-    return cudaErrorInvalidValue;
+    if (t.format != FP8PIPE_E4M3 && t.format != FP8PIPE_E5M2)
+        return cudaErrorInvalidValue;
+    if constexpr (kernels<F, WHOLE>::FORMATS)
+        if (t.extremes == NULL)
+            return t.format == FP8PIPE_E4M3 ? run_format<F, FP8PIPE_E4M3, WHOLE>(job, stream)
+                                            : run_format<F, FP8PIPE_E5M2, WHOLE>(job, stream);
+    return run_format<F, ANY_FORMAT, WHOLE>(job, stream);
 }
 
 template <class F> inline bool is_whole(const fp8pipe_quantize_target &target, const F &functor)

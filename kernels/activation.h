@@ -22,8 +22,9 @@
 
 #define ACTIVATION_FN CONVERT_FN
 
-#define ACTIVATION_GELU_TANH_BOUND 9.9f
-#define ACTIVATION_GELU_ERF_BOUND 12.8f
+/* bf16 numbers. */
+#define ACTIVATION_GELU_TANH_BOUND 9.875f
+#define ACTIVATION_GELU_ERF_BOUND 12.75f
 #define ACTIVATION_SILU_BOUND 85.0f
 
 ACTIVATION_FN float activation_fma(float a, float b, float c)
