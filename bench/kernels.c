@@ -9,7 +9,7 @@
  * cudaMemcpyAsync reaches between device buffers of the input's size, timed in turn with the case.
  * Each launch takes another set of operands, several times the L2 cache in all; `warm` is the time
  * with one set over and over. Every case is first compared with its host twin on a small shape.
- * --variants adds shapes of the quantize kernels that are not the library's.
+ * --variants adds shapes of the quantize and adamw kernels that are not the library's.
  */
 #include "bench/kernels.h"
 
@@ -30,7 +30,7 @@
 #define REPEATS_MAX 1000
 
 static const struct bench_case *const tables[] = {quantize_cases, activation_cases, modulate_cases,
-                                                 adamw_cases};
+                                                  adamw_cases};
 
 struct options {
     int64_t mib[SIZES_MAX];
@@ -363,8 +363,10 @@ int main(int argc, char **argv)
            "copy us");
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)
         run_table(tables[i], &options);
-    if (options.variants)
+    if (options.variants) {
         run_table(quantize_variant_cases(), &options);
+        run_table(adamw_variant_cases(), &options);
+    }
     if (options.json != NULL) {
         fputs("\n  ]\n}\n", options.json);
         if (fclose(options.json) != 0)

@@ -54,5 +54,6 @@ extern const struct bench_case adamw_cases[];
 extern const struct bench_case modulate_cases[];
 /* The shapes under comparison, of --variants. Made at the first call, by one thread. */
 const struct bench_case *quantize_variant_cases(void);
+const struct bench_case *adamw_variant_cases(void);
 
 #endif

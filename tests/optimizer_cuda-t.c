@@ -218,6 +218,7 @@ static struct optimizer_twin *make(const struct shape *shapes, int count, bool b
             .tiles = at(&o->tiles),
             .tile_count = o->tile_count,
             .partials = w->partials,
+            .scratch = &w->scratch,
             .max_norm = 0.3f,
             .gradient_scale = &w->gradient_scale,
             .norm = &w->norm,
