@@ -15,7 +15,6 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ adamw::codes_part<first_shape::CHUNKS> codes;
     __shared__ kernel_parameter parameter;
     const kernel_tile tile = args.tiles[blockIdx.x];
-    int64_t row, col;
 
     if (args.skip_if != NULL && *args.skip_if != 0)
         return;
@@ -29,9 +28,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
             ? 1.0f
             : fp8_scale(__fdiv_rn(parameter.scale_numerator, float_from_bits(amax)));
     const quads q = quads_of<THREAD_QUADS>(parameter, tile.index, 0);
-    tile_corner(parameter, tile.index, &row, &col);
-    const int64_t thread_row = row + threadIdx.x / 32 * THREAD_QUADS;
-    const int64_t thread_col = col + threadIdx.x % 32 * QUAD;
+    const int64_t thread_row = q.row + threadIdx.x / 32 * THREAD_QUADS;
+    const int64_t thread_col = q.col + threadIdx.x % 32 * QUAD;
     fp8pipe_cuda::detail::extremes counts = {0, 0};
     for (int rows = 0; rows < THREAD_QUADS; rows += 4) {
         float4 x[4];
@@ -58,7 +56,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     if (parameter.extremes != NULL)
         fp8pipe_cuda::detail::extremes_publish(counts, parameter.extremes);
     __syncthreads();
-    codes.write(parameter, row, col);
+    codes.write(parameter, q.row, q.col);
     if (tile.index == 0 && threadIdx.x == 0)
         *parameter.scale_inv = __fdiv_rn(1.0f, scale);
 }

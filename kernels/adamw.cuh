@@ -322,7 +322,7 @@ struct gathered {
     extremes counts;
 };
 
-/* Where a thread stands: its quads, and of a square part their first row and column. */
+/* Where a thread stands: its quads, and in a square part the first one's row and column. */
 struct standing {
     quads q;
     int64_t row;
@@ -539,12 +539,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, SHAPE::BLOCKS)
     here.q = quads_of<SHAPE::QUADS>(parameter, tile.index, part);
     here.quantize = scaled && (args.own_amax == NULL || *parameter.has_scale != 0);
     here.scale = scaled ? *parameter.scale : 1.0f;
-    int64_t row = 0, col = 0;
-    if (scaled)
-        tile_corner(parameter, tile.index, &row, &col);
-    row += part * SHAPE::ROWS;
-    here.row = row + threadIdx.x / 32 * SHAPE::QUADS;
-    here.col = col + threadIdx.x % 32 * QUAD;
+    here.row = here.q.row + threadIdx.x / 32 * SHAPE::QUADS;
+    here.col = here.q.col + threadIdx.x % 32 * QUAD;
     const gathered g = part_run<SHAPE>(parameter, factors, here, codes);
     if (scaled) {
         fold_publish(g.largest, parameter.amax,
@@ -553,7 +549,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, SHAPE::BLOCKS)
             if (parameter.extremes != NULL)
                 extremes_publish(g.counts, parameter.extremes);
             /* fold_publish had the barrier after the last codes.put(). */
-            codes.write(parameter, row, col);
+            codes.write(parameter, here.q.row, here.q.col);
             if (tile.index == 0 && part == 0 && threadIdx.x == 0)
                 *parameter.scale_inv = __fdiv_rn(1.0f, here.scale);
         }

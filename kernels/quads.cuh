@@ -26,22 +26,14 @@ struct quads {
     int64_t at;
     int64_t pitch;
     int64_t end;  /* flat: the parameter's elements */
+    int64_t row;  /* square: the part's first row */
+    int64_t col;  /* square: the part's first column */
     int32_t rows; /* square: of the thread's rows, those that there are; may be negative */
     int32_t cols; /* square: of a quad's 4 columns, those that there are; may be negative */
     bool square;
     bool aligned; /* quads of 4 elements are: 16 bytes of float32, 8 of 16-bit dtypes */
     bool whole;   /* all quads of the part are aligned and have 4 elements: the same in a block */
 };
-
-/* Of a square tile: the first row and column. */
-static __device__ __forceinline__ void tile_corner(const kernel_parameter &parameter,
-                                                   uint32_t index, int64_t *row, int64_t *col)
-{
-    const uint32_t across = (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
-
-    *row = (int64_t)(index / across) * KERNEL_TILE_SIDE;
-    *col = (int64_t)(index % across) * KERNEL_TILE_SIDE;
-}
 
 /* Part `part` of a tile: of a square one 8 * QUADS rows, of a flat one as many elements. */
 template <int QUADS>
@@ -55,14 +47,14 @@ static __device__ __forceinline__ quads quads_of(const kernel_parameter &paramet
     q.end = parameter.rows * parameter.cols;
     q.aligned = !q.square || parameter.cols % QUAD == 0;
     if (q.square) {
-        int64_t row, col;
+        const uint32_t across =
+            (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
 
-        tile_corner(parameter, index, &row, &col);
-        row += part * BLOCK_WARPS * QUADS;
-        q.whole = q.aligned && row + BLOCK_WARPS * QUADS <= parameter.rows &&
-                  col + KERNEL_TILE_SIDE <= parameter.cols;
-        row += warp * QUADS;
-        col += lane * QUAD;
+        q.row = (int64_t)(index / across) * KERNEL_TILE_SIDE + part * BLOCK_WARPS * QUADS;
+        q.col = (int64_t)(index % across) * KERNEL_TILE_SIDE;
+        q.whole = q.aligned && q.row + BLOCK_WARPS * QUADS <= parameter.rows &&
+                  q.col + KERNEL_TILE_SIDE <= parameter.cols;
+        const int64_t row = q.row + warp * QUADS, col = q.col + lane * QUAD;
         q.at = row * parameter.cols + col;
         q.pitch = parameter.cols;
         q.rows = (int32_t)min((int64_t)QUADS, parameter.rows - row);
@@ -74,6 +66,8 @@ static __device__ __forceinline__ quads quads_of(const kernel_parameter &paramet
         q.whole = first + QUADS * (BLOCK_THREADS * QUAD) <= q.end;
         q.at = first + threadIdx.x * QUAD;
         q.pitch = BLOCK_THREADS * QUAD;
+        q.row = 0;
+        q.col = 0;
         q.rows = 0;
         q.cols = 0;
     }
