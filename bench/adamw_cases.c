@@ -1,5 +1,7 @@
+#include "bench/adamw_variants.h"
 #include "bench/kernels.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +12,7 @@ struct choice {
     enum fp8pipe_dtype gradient_dtype;
     bool fp8; /* both FP8 copies */
     bool average;
+    int variant; /* of adamw, counted from 1; 0: the library's */
 };
 
 /* What is not a matrix. */
@@ -106,6 +109,7 @@ static void make_tables(struct set *set)
     set->norm.tiles = set->adamw.tiles;
     set->norm.tile_count = count;
     set->norm.partials = bench_alloc((size_t)count * sizeof(double));
+    set->norm.scratch = &set->words->scratch;
     set->norm.norm = &set->words->norm;
     free(tiles);
 }
@@ -188,8 +192,10 @@ static int set_run(void *memory, cudaStream_t stream)
 {
     const struct set *set = memory;
 
-    return set->choice->norm ? kernel_gradient_norm_cuda(&set->norm, stream)
-                             : kernel_adamw_cuda(&set->adamw, stream);
+    if (set->choice->norm)
+        return kernel_gradient_norm_cuda(&set->norm, stream);
+    return set->choice->variant > 0 ? adamw_variant(set->choice->variant - 1, &set->adamw, stream)
+                                    : kernel_adamw_cuda(&set->adamw, stream);
 }
 
 static int64_t set_bytes(const void *memory)
@@ -300,12 +306,32 @@ static bool set_check(void *memory)
     }
 
 const struct bench_case adamw_cases[] = {
-    CASE("adamw fp32 gradient, e4m3 transposed", false, FP8PIPE_FP32, true, false),
-    CASE("adamw bf16 gradient, e4m3 transposed", false, FP8PIPE_BF16, true, false),
-    CASE("adamw fp32 gradient, e4m3 transposed, average", false, FP8PIPE_FP32, true, true),
-    CASE("adamw fp32 gradient", false, FP8PIPE_FP32, false, false),
-    CASE("gradient_norm fp32", true, FP8PIPE_FP32, false, false),
-    CASE("gradient_norm fp32, square tiles", true, FP8PIPE_FP32, true, false),
-    CASE("gradient_norm bf16", true, FP8PIPE_BF16, false, false),
+    CASE("adamw fp32 gradient, e4m3 transposed", false, FP8PIPE_FP32, true, false, 0),
+    CASE("adamw bf16 gradient, e4m3 transposed", false, FP8PIPE_BF16, true, false, 0),
+    CASE("adamw fp32 gradient, e4m3 transposed, average", false, FP8PIPE_FP32, true, true, 0),
+    CASE("adamw fp32 gradient", false, FP8PIPE_FP32, false, false, 0),
+    CASE("gradient_norm fp32", true, FP8PIPE_FP32, false, false, 0),
+    CASE("gradient_norm fp32, square tiles", true, FP8PIPE_FP32, true, false, 0),
+    CASE("gradient_norm bf16", true, FP8PIPE_BF16, false, false, 0),
     {NULL, NULL, NULL, NULL, NULL, NULL, NULL},
 };
+
+const struct bench_case *adamw_variant_cases(void)
+{
+    enum { COUNT = 2 * ADAMW_VARIANTS };
+    static struct choice choices[COUNT];
+    static char names[COUNT][96];
+    static struct bench_case cases[COUNT + 1];
+
+    for (int i = 0; i < COUNT; i++) {
+        bool fp8 = i < ADAMW_VARIANTS;
+        int variant = i % ADAMW_VARIANTS;
+
+        choices[i] = (struct choice){false, FP8PIPE_FP32, fp8, false, variant + 1};
+        snprintf(names[i], sizeof(names[i]), "variant adamw%s: %s", fp8 ? " e4m3" : "",
+                 adamw_variant_name(variant));
+        cases[i] = (struct bench_case){names[i],  set_make,  set_free,   set_run,
+                                       set_bytes, set_check, &choices[i]};
+    }
+    return cases;
+}

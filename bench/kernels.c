@@ -367,6 +367,7 @@ int main(int argc, char **argv)
         run_table(quantize_variant_cases(), &options);
         run_table(modulate_variant_cases(), &options);
         run_table(activation_variant_cases(), &options);
+        run_table(adamw_variant_cases(), &options);
     }
     if (options.json != NULL) {
         fputs("\n  ]\n}\n", options.json);

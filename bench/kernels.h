@@ -56,5 +56,6 @@ extern const struct bench_case modulate_cases[];
 const struct bench_case *quantize_variant_cases(void);
 const struct bench_case *modulate_variant_cases(void);
 const struct bench_case *activation_variant_cases(void);
+const struct bench_case *adamw_variant_cases(void);
 
 #endif

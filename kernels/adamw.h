@@ -45,13 +45,13 @@ CONVERT_FN double adamw_power(double beta, int64_t t)
     return power;
 }
 
-/* The step number t of a group. */
+/* Of a step of a group: beta1 and beta2 to the power of its number t. */
 CONVERT_FN struct adamw_factors adamw_factors_of(const struct kernel_adamw_args *args,
                                                  const struct fp8pipe_parameter_group *group,
-                                                 int64_t t)
+                                                 double first_power, double second_power)
 {
     float l = args->lr * (args->lr_device != NULL ? *args->lr_device : 1.0f) * group->lr_factor;
-    float first_correction = (float)(1.0 - adamw_power((double)group->beta1, t));
+    float first_correction = (float)(1.0 - first_power);
     struct adamw_factors factors;
 
     factors.gradient_scale = args->gradient_scale != NULL ? *args->gradient_scale : 1.0f;
@@ -60,21 +60,33 @@ CONVERT_FN struct adamw_factors adamw_factors_of(const struct kernel_adamw_args 
     factors.beta2 = group->beta2;
     factors.second_rate = 1.0f - group->beta2;
     factors.step = l / first_correction;
-    factors.second_divisor = (float)sqrt(1.0 - adamw_power((double)group->beta2, t));
+    factors.second_divisor = (float)sqrt(1.0 - second_power);
     factors.epsilon = group->epsilon;
     factors.average_decay = group->average_decay;
     factors.average_rate = 1.0f - group->average_decay;
     return factors;
 }
 
+/* The moments after a step. */
+CONVERT_FN float adamw_first(const struct adamw_factors *factors, float first, float gradient)
+{
+    return first + (gradient * factors->gradient_scale - first) * factors->first_rate;
+}
+
+CONVERT_FN float adamw_second(const struct adamw_factors *factors, float second, float gradient)
+{
+    float g = gradient * factors->gradient_scale;
+
+    return second * factors->beta2 + factors->second_rate * g * g;
+}
+
 CONVERT_FN struct adamw_element adamw_step(const struct adamw_factors *factors,
                                            struct adamw_element old, float gradient)
 {
-    float g = gradient * factors->gradient_scale;
     struct adamw_element next;
 
-    next.first = old.first + (g - old.first) * factors->first_rate;
-    next.second = old.second * factors->beta2 + factors->second_rate * g * g;
+    next.first = adamw_first(factors, old.first, gradient);
+    next.second = adamw_second(factors, old.second, gradient);
     next.master = old.master * factors->decay -
                   factors->step * next.first /
                       (sqrtf(next.second) / factors->second_divisor + factors->epsilon);

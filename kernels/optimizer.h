@@ -90,16 +90,18 @@ struct kernel_adamw_args {
 
 /*
  * gradient_norm: norm = |gradient_scale| * sqrt(sum of squares) of all gradients. Squares and sums
- * are float64, exact and rounded: each thread its quads in order, then over a warp by halves (16,
- * 8, 4, 2, 1), then the warps in order: partials[tile]. Likewise the partials: thread t of 1024
- * takes t, t + 1024, ..., then warps and their sums. norm is rounded once. For clip, which is in
- * float32, and nonfinite see struct fp8pipe_gradient_norm_op. Outputs that are NULL are not wanted.
+ * are float64, exact and rounded: each thread its quads in order, in 4 sums by the place in the
+ * quad, of which (0 + 1) + (2 + 3); then over a warp by halves (16, 8, 4, 2, 1), then the warps in
+ * order: partials[tile]. Likewise the partials: thread t of 256 takes t, t + 256, ..., then warps
+ * and their sums. norm is rounded once. For clip, which is in float32, and nonfinite see struct
+ * fp8pipe_gradient_norm_op. Outputs that are NULL are not wanted. scratch is 0 between launches.
  */
 struct kernel_gradient_norm_args {
     const struct kernel_parameter *parameters;
     const struct kernel_tile *tiles;
     int64_t tile_count;
     double *partials; /* [tile_count] */
+    uint32_t *scratch;
     float max_norm;
     const float *gradient_scale; /* NULL: 1 */
     float *norm;

@@ -1,11 +1,11 @@
 /*
  * Tiles of parameters (kernels/optimizer.h) as the optimizer's CUDA kernels walk them: a block of
- * 256 threads a tile, a thread's 16 quads one after the other.
+ * 256 threads for a part of a tile, all of it or a half, quarter or eighth, of which each thread
+ * has QUADS quads, 16 or fewer.
  *
  * Parameters are dense and 16-byte aligned, [rows, cols]. Quads take 16-byte loads, 8-byte ones of
  * 16-bit dtypes, where cols is a multiple of 4 (in flat tiles everywhere but at the end); others go
  * element by element. A warp's quads of a square tile are 128 columns of one row: whole lines.
- * What is read so is read once, and is evicted first from the caches.
  */
 #ifndef KERNELS_QUADS_CUH
 #define KERNELS_QUADS_CUH
@@ -21,19 +21,24 @@ static_assert(KERNEL_TILE_SIDE == BLOCK_WARPS * THREAD_QUADS, "a warp has 16 row
 
 /* ---- Quads of a tile ---------------------------------------------------------------------- */
 
-/* A thread's part of a tile: quad i stands at element `at` + i * pitch of the parameter. */
+/* What a thread has of a part of a tile: quad i stands at element `at` + i * pitch. */
 struct quads {
     int64_t at;
     int64_t pitch;
     int64_t end;  /* flat: the parameter's elements */
-    int32_t rows; /* square: of the thread's 16 rows, those that there are */
+    int64_t row;  /* square: the part's first row */
+    int64_t col;  /* square: the part's first column */
+    int32_t rows; /* square: of the thread's rows, those that there are; may be negative */
     int32_t cols; /* square: of a quad's 4 columns, those that there are; may be negative */
     bool square;
     bool aligned; /* quads of 4 elements are: 16 bytes of float32, 8 of 16-bit dtypes */
-    bool whole;   /* all quads of the tile are aligned and have 4 elements: the same in a block */
+    bool whole;   /* all quads of the part are aligned and have 4 elements: the same in a block */
 };
 
-static __device__ __forceinline__ quads quads_of(const kernel_parameter &parameter, uint32_t index)
+/* Part `part` of a tile: of a square one 8 * QUADS rows, of a flat one as many elements. */
+template <int QUADS>
+static __device__ __forceinline__ quads quads_of(const kernel_parameter &parameter, uint32_t index,
+                                                 int part)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     quads q;
@@ -44,19 +49,25 @@ static __device__ __forceinline__ quads quads_of(const kernel_parameter &paramet
     if (q.square) {
         const uint32_t across =
             (uint32_t)((parameter.cols + KERNEL_TILE_SIDE - 1) / KERNEL_TILE_SIDE);
-        const int64_t row = (int64_t)(index / across) * KERNEL_TILE_SIDE + warp * THREAD_QUADS;
-        const int64_t col = (int64_t)(index % across) * KERNEL_TILE_SIDE + lane * QUAD;
 
-        q.whole = q.aligned && row - warp * THREAD_QUADS + KERNEL_TILE_SIDE <= parameter.rows &&
-                  col - lane * QUAD + KERNEL_TILE_SIDE <= parameter.cols;
+        q.row = (int64_t)(index / across) * KERNEL_TILE_SIDE + part * BLOCK_WARPS * QUADS;
+        q.col = (int64_t)(index % across) * KERNEL_TILE_SIDE;
+        q.whole = q.aligned && q.row + BLOCK_WARPS * QUADS <= parameter.rows &&
+                  q.col + KERNEL_TILE_SIDE <= parameter.cols;
+        const int64_t row = q.row + warp * QUADS, col = q.col + lane * QUAD;
         q.at = row * parameter.cols + col;
         q.pitch = parameter.cols;
-        q.rows = (int32_t)max((int64_t)0, min((int64_t)THREAD_QUADS, parameter.rows - row));
+        q.rows = (int32_t)min((int64_t)QUADS, parameter.rows - row);
         q.cols = (int32_t)min((int64_t)QUAD, parameter.cols - col);
     } else {
-        q.whole = ((int64_t)index + 1) * KERNEL_TILE_ELEMENTS <= q.end;
-        q.at = (int64_t)index * KERNEL_TILE_ELEMENTS + threadIdx.x * QUAD;
+        const int64_t first =
+            (int64_t)index * KERNEL_TILE_ELEMENTS + part * QUADS * (BLOCK_THREADS * QUAD);
+
+        q.whole = first + QUADS * (BLOCK_THREADS * QUAD) <= q.end;
+        q.at = first + threadIdx.x * QUAD;
         q.pitch = BLOCK_THREADS * QUAD;
+        q.row = 0;
+        q.col = 0;
         q.rows = 0;
         q.cols = 0;
     }
@@ -77,7 +88,7 @@ static __device__ __forceinline__ float4 quad_load(const float *from, int64_t at
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     if (whole)
-        return __ldcs((const float4 *)(from + at));
+        return *(const float4 *)(from + at);
     if (count > 0)
         x.x = from[at];
     if (count > 1)
@@ -90,20 +101,20 @@ static __device__ __forceinline__ float4 quad_load(const float *from, int64_t at
 }
 
 /* The bits of a gradient's quad, as they lie in memory: of 16-bit ones in x and y. */
-static __device__ __forceinline__ uint4 gradient_load(const kernel_parameter &parameter, int64_t at,
-                                                      int count, bool whole)
+static __device__ __forceinline__ uint4 gradient_load(const void *gradient, int32_t dtype,
+                                                      int64_t at, int count, bool whole)
 {
     uint4 bits = make_uint4(0, 0, 0, 0);
 
-    if (parameter.gradient_dtype == FP8PIPE_FP32) {
-        const float4 x = quad_load((const float *)parameter.gradient, at, count, whole);
+    if (dtype == FP8PIPE_FP32) {
+        const float4 x = quad_load((const float *)gradient, at, count, whole);
 
         return make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z),
                           __float_as_uint(x.w));
     }
-    const uint16_t *from = (const uint16_t *)parameter.gradient + at;
+    const uint16_t *from = (const uint16_t *)gradient + at;
     if (whole) {
-        const uint2 pairs = __ldcs((const uint2 *)from);
+        const uint2 pairs = *(const uint2 *)from;
 
         bits.x = pairs.x;
         bits.y = pairs.y;

@@ -145,6 +145,7 @@ enum fp8pipe_status optimizer_gradient_norm(struct issue *issue, const struct op
         .tiles = state->tiles,
         .tile_count = optimizer->tiles,
         .partials = state->partials,
+        .scratch = state->scratch,
         .max_norm = op->max_norm,
         .gradient_scale = op->gradient_scale,
         .norm = op->norm,

@@ -54,8 +54,13 @@ static const struct fp8pipe_parameter_group groups[GROUPS] = {
     {0.5f, 0.95f, 0.99f, 1e-6f, 0.0f, 0.5f},
     {2.0f, 0.0f, 0.0f, 1e-3f, 0.1f, 1.0f}};
 
-/* Elements of one matrix: bits of any kind, or values of an optimizer. */
-static void fill_matrix(struct twin *twin, enum fp8pipe_dtype dtype, int64_t count, bool bits,
+/* USUAL: of an optimizer. WIDE: of magnitudes on which quotients over- and underflow now and then.
+ * BITS: of any kind. */
+enum fill { USUAL, WIDE, BITS };
+static const char *const fill_names[] = {"usual values", "values of all magnitudes", "any bits"};
+
+/* Elements of one matrix. `magnitude`: of usual ones. */
+static void fill_matrix(struct twin *twin, enum fp8pipe_dtype dtype, int64_t count, enum fill fill,
                         double magnitude, bool positive)
 {
     size_t element = test_dtype_bytes(dtype);
@@ -65,7 +70,9 @@ static void fill_matrix(struct twin *twin, enum fp8pipe_dtype dtype, int64_t cou
         uint64_t random = test_random(&rng);
         double value = test_random_normal(&rng) * magnitude;
 
-        if (bits)
+        if (fill == WIDE)
+            value = ldexp(test_random_normal(&rng), (int)test_random_range(&rng, -60, 25));
+        if (fill == BITS)
             memcpy(at, &random, element);
         else
             test_element_set(dtype, at, positive ? value * value : value);
@@ -78,7 +85,7 @@ struct shape {
     bool fp8;
 };
 
-static void make_parameter(struct optimizer_twin *o, int i, struct shape shape, bool bits)
+static void make_parameter(struct optimizer_twin *o, int i, struct shape shape, enum fill fill)
 {
     const struct kernel_parameter none = {0};
     int64_t count = shape.rows * shape.cols;
@@ -100,12 +107,12 @@ static void make_parameter(struct optimizer_twin *o, int i, struct shape shape, 
 
     for (int m = 0; m < MATRICES; m++)
         o->memory[i][m] = twin_make(wanted[m] ? bytes[m] : 0);
-    fill_matrix(&o->memory[i][MASTER], FP8PIPE_FP32, count, bits, 0.1, false);
-    fill_matrix(&o->memory[i][GRADIENT], gradient, count, bits, 0.01, false);
-    fill_matrix(&o->memory[i][FIRST], FP8PIPE_FP32, count, bits, 0.01, false);
-    fill_matrix(&o->memory[i][SECOND], FP8PIPE_FP32, count, bits, 0.01, true);
+    fill_matrix(&o->memory[i][MASTER], FP8PIPE_FP32, count, fill, 0.1, false);
+    fill_matrix(&o->memory[i][GRADIENT], gradient, count, fill, 0.01, false);
+    fill_matrix(&o->memory[i][FIRST], FP8PIPE_FP32, count, fill, 0.01, false);
+    fill_matrix(&o->memory[i][SECOND], FP8PIPE_FP32, count, fill, 0.01, true);
     if (wanted[AVERAGE])
-        fill_matrix(&o->memory[i][AVERAGE], FP8PIPE_FP32, count, bits, 0.1, false);
+        fill_matrix(&o->memory[i][AVERAGE], FP8PIPE_FP32, count, fill, 0.1, false);
     /* Padding of FP8 copies is zero already, and stays. */
     for (int m = ROW; m <= TRANSPOSED && shape.fp8; m++)
         memset(twin_host(&o->memory[i][m]), 0, bytes[m]);
@@ -157,7 +164,8 @@ static int64_t tiles_of(const struct shape *shape)
 }
 
 /* known: every slot has a scale and the host knows; else some have none, and own_amax is given. */
-static struct optimizer_twin *make(const struct shape *shapes, int count, bool bits, bool known)
+static struct optimizer_twin *make(const struct shape *shapes, int count, enum fill fill,
+                                   bool known)
 {
     struct optimizer_twin *o = test_calloc(1, sizeof(*o));
     struct words *words;
@@ -179,7 +187,7 @@ static struct optimizer_twin *make(const struct shape *shapes, int count, bool b
     }
     twin_upload(&o->words);
     for (int i = 0; i < count; i++)
-        make_parameter(o, i, shapes[i], bits);
+        make_parameter(o, i, shapes[i], fill);
     if (o->tile_count > (int64_t)(sizeof(words->partials) / sizeof(words->partials[0])))
         bail("%lld tiles are too many for this test", (long long)o->tile_count);
     o->parameters = twin_make(sizeof(o->parameter[0]));
@@ -218,6 +226,7 @@ static struct optimizer_twin *make(const struct shape *shapes, int count, bool b
             .tiles = at(&o->tiles),
             .tile_count = o->tile_count,
             .partials = w->partials,
+            .scratch = &w->scratch,
             .max_norm = 0.3f,
             .gradient_scale = &w->gradient_scale,
             .norm = &w->norm,
@@ -258,7 +267,12 @@ static bool elements_equal(const struct twin *twin, size_t element, int32_t dtyp
         a = test_element_get((enum fp8pipe_dtype)dtype, bytes + at);
         b = test_element_get((enum fp8pipe_dtype)dtype, twin->host + at);
         if (!isnan(a) || !isnan(b)) {
-            diag("%s[%zu]: device %a, host %a", what, (at - GUARD_BYTES) / element, a, b);
+            uint32_t bits[2] = {0, 0};
+
+            memcpy(&bits[0], bytes + at, element);
+            memcpy(&bits[1], twin->host + at, element);
+            diag("%s[%zu]: device %a (%08x), host %a (%08x)", what, (at - GUARD_BYTES) / element, a,
+                 bits[0], b, bits[1]);
             equal = false;
         }
     }
@@ -345,16 +359,17 @@ static bool agrees(struct optimizer_twin *o, int steps)
     return equal(o) & words_equal(o);
 }
 
-static bool shapes_agree(const struct shape *shapes, int count, bool bits, bool known, int steps)
+static bool shapes_agree(const struct shape *shapes, int count, enum fill fill, bool known,
+                         int steps)
 {
-    struct optimizer_twin *o = make(shapes, count, bits, known);
+    struct optimizer_twin *o = make(shapes, count, fill, known);
     bool same = agrees(o, steps);
 
     destroy(o);
     return same;
 }
 
-static void test_random_shapes(bool bits, bool known)
+static void test_random_shapes(enum fill fill, bool known)
 {
     bool same = true;
 
@@ -369,9 +384,9 @@ static void test_random_shapes(bool bits, bool known)
             if (j % 2 == 0)
                 shapes[j].cols = shapes[j].cols / 4 * 4;
         }
-        same &= shapes_agree(shapes, count, bits, known, bits || !known ? 1 : 3);
+        same &= shapes_agree(shapes, count, fill, known, fill == BITS || !known ? 1 : 3);
     }
-    ok(same, "parameters of random shapes, %s, %s", bits ? "any bits" : "usual values",
+    ok(same, "parameters of random shapes, %s, %s", fill_names[fill],
        known ? "every slot with a scale" : "some slots without a scale");
 }
 
@@ -385,7 +400,7 @@ static void test_edges(void)
         for (int j = 0; j < count; j += small ? 4 : 1) {
             struct shape shapes[2] = {{edge[i], edge[j], true}, {edge[i], edge[j], false}};
 
-            same &= shapes_agree(shapes, 2, false, true, 2);
+            same &= shapes_agree(shapes, 2, USUAL, true, 2);
         }
     ok(same, "shapes around the edges of tiles");
 }
@@ -398,22 +413,22 @@ static void test_large(void)
         skip(2, "FP8PIPE_TEST_SMALL");
         return;
     }
-    ok(shapes_agree(shapes, 3, false, true, 3), "large parameters");
-    ok(shapes_agree(shapes, 3, false, false, 1), "large parameters without a scale");
+    ok(shapes_agree(shapes, 3, USUAL, true, 3), "large parameters");
+    ok(shapes_agree(shapes, 3, USUAL, false, 1), "large parameters without a scale");
 }
 
 static void test_nothing(void)
 {
     struct shape shapes[2] = {{0, 5, true}, {7, 0, false}};
 
-    ok(shapes_agree(shapes, 2, false, true, 2), "parameters that are all empty: steps count");
+    ok(shapes_agree(shapes, 2, USUAL, true, 2), "parameters that are all empty: steps count");
 }
 
 /* The skip is in the device's memory of both sides. */
 static void test_skip(void)
 {
     struct shape shapes[2] = {{130, 140, true}, {9, 100, false}};
-    struct optimizer_twin *o = make(shapes, 2, false, false);
+    struct optimizer_twin *o = make(shapes, 2, USUAL, false);
     struct words *words = twin_host(&o->words);
     int64_t steps = words->steps;
 
@@ -427,7 +442,7 @@ static void test_skip(void)
 static void test_repeats(void)
 {
     struct shape shapes[2] = {{700, 900, true}, {3, 100000, false}};
-    struct optimizer_twin *o = make(shapes, 2, false, true);
+    struct optimizer_twin *o = make(shapes, 2, USUAL, true);
     struct words first, again;
     bool same = true;
 
@@ -444,7 +459,7 @@ static void test_repeats(void)
 static void test_refusals(void)
 {
     struct shape shapes[1] = {{4, 4, true}};
-    struct optimizer_twin *o = make(shapes, 1, false, true);
+    struct optimizer_twin *o = make(shapes, 1, USUAL, true);
     struct kernel_adamw_args args = o->adamw[1];
     struct kernel_gradient_norm_args norm = o->norm[1];
 
@@ -453,6 +468,9 @@ static void test_refusals(void)
     args = o->adamw[1];
     args.first = 1;
     ok(kernel_adamw_cuda(&args, NULL) != 0, "first copies without an amax are refused");
+    norm.scratch = NULL;
+    ok(kernel_gradient_norm_cuda(&norm, NULL) != 0, "a norm without a count of blocks is refused");
+    norm = o->norm[1];
     norm.tile_count = -1;
     ok(kernel_gradient_norm_cuda(&norm, NULL) != 0, "a norm of less than nothing is refused");
     launched(0, "nothing");
@@ -463,9 +481,9 @@ int main(void)
 {
     device_require();
     small = test_environment_is_set("FP8PIPE_TEST_SMALL");
-    for (int bits = 0; bits < 2; bits++)
+    for (int fill = USUAL; fill <= BITS; fill++)
         for (int known = 0; known < 2; known++)
-            test_random_shapes(bits, known);
+            test_random_shapes((enum fill)fill, known);
     test_edges();
     test_large();
     test_nothing();

@@ -82,8 +82,10 @@ static void quantize(const struct kernel_parameter *parameter, const uint32_t *o
 static void step_parameter(const struct kernel_adamw_args *args, uint32_t index)
 {
     const struct kernel_parameter *parameter = &args->parameters[index];
-    struct adamw_factors factors =
-        adamw_factors_of(args, &args->groups[parameter->group], *args->steps + 1);
+    const struct fp8pipe_parameter_group *group = &args->groups[parameter->group];
+    int64_t t = *args->steps + 1;
+    struct adamw_factors factors = adamw_factors_of(
+        args, group, adamw_power((double)group->beta1, t), adamw_power((double)group->beta2, t));
     int64_t elements = parameter->rows * parameter->cols;
     uint32_t largest = 0;
 
