@@ -237,8 +237,8 @@ fp8pipe_modulate_backward(struct fp8pipe *pipe, const struct fp8pipe_modulate_ba
 
 /*
  * y = activation(x + bias), in float32; the values are y's. SWIGLU: x is [M, 2N],
- * y[i,c] = silu(x[i,c]) * x[i,N+c], both with their bias. Before they are rounded, values are off by
- * at most 2.5e-7 |x|; they are the same bits on both backends (NaNs but for sign and payload).
+ * y[i,c] = silu(x[i,c]) * x[i,N+c], both with their bias. Before they are rounded, values are off
+ * by at most 2.5e-7 |x|; they are the same bits on both backends (NaNs but for sign and payload).
  * Flag: FP8PIPE_NO_AMAX. At least one of y and out.tensor is given.
  * Ownership  the matrices live until the ticket is done.
  */
