@@ -54,8 +54,8 @@ struct kernel_amax_args {
  *   partials   [ceil(x.rows / KERNEL_SUM_ROWS), x.cols] float32: sums of x over the rows of each
  *              tile, in a fixed order (the CUDA order may differ from the host's); NULL: none.
  *   extremes   [2]: added are the numbers of elements that saturate (|x * scale| > the largest
- *              finite value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or 0x80);
- *              NULL: not counted.
+ *              finite value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or
+ *              0x80); NULL: not counted.
  *
  * x may be empty in rows: then only scale_inv is written. x's rows may be aligned to the element
  * only; x.stride >= x.cols.
