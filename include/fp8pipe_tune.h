@@ -48,9 +48,9 @@ struct fp8pipe_tune_shape {
  * environment, and a tune file named (options or FP8PIPE_TUNE_FILE), fp8pipe_close does this for
  * whatever the pipe has run and neither timed nor loaded before; ops run as usual until then.
  * Returns    ENOTSUP on the host backend, or if cuBLASLt has no algorithm for a shape; ELAUNCH or
- *            ENOMEM if a shape could not be run; what was timed before is kept, and written. EINVAL,
- *            also if `file` cannot be written; ESTATE if it is no tune file, or of another format;
- *            ETIMEDOUT if another process holds its lock for 30 seconds.
+ *            ENOMEM if a shape could not be run; what was timed before is kept, and written.
+ *            EINVAL, also if `file` cannot be written; ESTATE if it is no tune file, or of another
+ *            format; ETIMEDOUT if another process holds its lock for 30 seconds.
  * Blocks     some tens of milliseconds a shape. Memory: up to twice the device's cache and the
  *            shape's matrices thrice.
  */

@@ -3,7 +3,7 @@
  *
  * Each kernel has a CUDA launcher `kernel_<name>_cuda(args, stream)`, which checks, launches and
  * returns the launch's error, and a host twin `kernel_<name>_host(args)`, which runs at once. Both
- * give the same bits, except where a comment says otherwise. All pointers are memory of the backend;
+ * give the same bits, except where a comment says otherwise. All pointers are the backend's memory;
  * an empty matrix (rows or cols 0) launches nothing.
  */
 #ifndef KERNELS_KERNELS_H
@@ -49,16 +49,17 @@ struct kernel_amax_args {
  *              FLT_MAX.
  *   scale_inv  *scale_inv = 1 / scale, float32 division.
  *   row        [x.rows, row_stride] bytes; columns x.cols .. row_stride-1 are written as zeros.
- *              NULL: not wanted. row_stride >= x.cols, a multiple of KERNEL_FP8_PAD; 16-byte aligned.
+ *              NULL: not wanted. row_stride >= x.cols, a multiple of KERNEL_FP8_PAD; 16-byte
+ *              aligned.
  *   transposed [x.cols, transposed_stride] bytes; columns x.rows .. transposed_stride-1 are zeros.
  *              NULL: not wanted. transposed_stride >= x.rows, a multiple of KERNEL_FP8_PAD; 16-byte
  *              aligned.
  *   amax       *amax = max(*amax, bits of |x|) over all elements, padding never; NULL: not folded.
  *   partials   [ceil(x.rows / KERNEL_SUM_ROWS), x.cols] float32: sums of x over the rows of each
  *              tile, in a fixed order (the CUDA order may differ from the host's); NULL: none.
- *   extremes   [2]: added are the number of elements that saturate (|x * scale| > the largest finite
- *              value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or 0x80);
- *              NULL: not counted.
+ *   extremes   [2]: added are the numbers of elements that saturate (|x * scale| > the largest
+ *              finite value, inf too, NaN not) and of those flushed to zero (x != 0, code 0 or
+ *              0x80); NULL: not counted.
  *
  * x may be empty in rows: then only scale_inv is written. x's rows may be aligned to the element
  * only; x.stride >= x.cols.
@@ -191,8 +192,8 @@ struct kernel_column_sums_args {
 };
 
 /*
- * store: to = activation((accumulate ? to : 0) + from + bias) + residual, elementwise in float32, in
- * this order, then rounded to to.dtype (nearest even; overflow gives inf). from.data NULL: 0.
+ * store: to = activation((accumulate ? to : 0) + from + bias) + residual, elementwise in float32,
+ * in this order, then rounded to to.dtype (nearest even; overflow gives inf). from.data NULL: 0.
  * bias.data NULL: 0; bias.count = to.cols. residual.data NULL: 0; else of to's shape and dtype.
  * from and residual may be the same matrix as to; otherwise neither overlaps it.
  */

@@ -87,7 +87,7 @@ struct gemm_operand {
  * accumulate: D is read and added to. fast: see fp8pipe_accumulation.
  *
  * Epilogue (fp8pipe_epilogue): with P the product, bias and old D, D = activation(P) + residual,
- * and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of a multiple of 16
+ * and with d_scale D = cast(activation(P) * *d_scale) as quantize casts, in rows of multiples of 16
  * bytes; then there is neither residual nor accumulate. A residual has 16-byte aligned rows. A
  * backend may refuse with ENOTSUP what it has no kernel for, before anything is enqueued;
  * lib/gemm.c then goes another way.

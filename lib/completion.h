@@ -2,8 +2,8 @@
  * The thread that sees ops done, runs defers, and gives back memory that a caller let go of.
  *
  * It sleeps while nobody is interested. `interest` counts the outstanding defers and the fillings
- * to release; launchers (after an issued mark) and a notifying backend (after an event) wake it when
- * it is not 0. Backends that do not notify are polled while defers are outstanding.
+ * to release; launchers (after an issued mark) and a notifying backend (after an event) wake it
+ * when it is not 0. Backends that do not notify are polled while defers are outstanding.
  *
  * On a backend that notifies, who waits for done marks sleeps on the same event count, and looks
  * himself: `waiters` counts them. They are woken when what a lane's event ring has as wanted is
@@ -60,7 +60,7 @@ enum fp8pipe_status completion_start(struct completion *completion, struct backe
 /* Lets it finish all defers and frees, then joins it; false at the deadline. */
 bool completion_stop(struct completion *completion, int64_t deadline_ns);
 
-/* After an issued mark, or a finished event: wakes the thread, and who waits, if there is reason. */
+/* After an issued mark, or a finished event: wakes the thread, and who waits, if there is cause. */
 void completion_notify(void *completion);
 
 /* Sleeps until the op at a position is done; false at the deadline. Where the backend notifies;

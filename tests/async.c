@@ -26,7 +26,7 @@ void watchdog(const char *what, unsigned seconds)
     alarm(0);
     snprintf(watchdog_line, sizeof(watchdog_line), "Bail out!  hangs: %.90s\n", what);
     signal(SIGALRM, watchdog_bite);
-    alarm(seconds * (ASYNC_SANITIZED ? 5 : 1));
+    alarm(seconds * (TEST_SANITIZED ? 5 : 1));
 }
 
 void sleep_ns(int64_t ns)

@@ -15,19 +15,8 @@
 #include "fp8pipe.h"
 #include "util.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define ASYNC_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define ASYNC_SANITIZED 1
-#endif
-#endif
-#ifndef ASYNC_SANITIZED
-#define ASYNC_SANITIZED 0
-#endif
-
 /* Within a second: what must not hang is answered by then. Sanitizers get more. */
-#define A_SECOND_NS (INT64_C(1000000000) * (ASYNC_SANITIZED ? 10 : 1))
+#define A_SECOND_NS (INT64_C(1000000000) * (TEST_SANITIZED ? 10 : 1))
 #define MS_NS INT64_C(1000000)
 
 /* The whole process bails out unless it has ended, or this has been called again, by then. */

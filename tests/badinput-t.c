@@ -169,7 +169,7 @@ static void memory_part(char *memory)
     REFUSED(FP8PIPE_EINVAL, fp8pipe_alloc(NULL, 16, &data), "pipe", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_alloc(pipe, 16, NULL), "data", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_alloc(pipe, SIZE_MAX, &data), "bytes", "18446744073709551615");
-    if (!ASYNC_SANITIZED) /* a sanitizer's allocator ends the program instead */
+    if (!TEST_SANITIZED) /* a sanitizer's allocator ends the program instead */
         REFUSED(FP8PIPE_ENOMEM, fp8pipe_alloc(pipe, SIZE_MAX / 4, &data), "", "");
     ok(data == memory, "and the pointer is untouched");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_free(NULL, memory), "pipe", "NULL");

@@ -249,7 +249,7 @@ static void cases(enum fp8pipe_backend backend)
     options.slots = 3; /* each tensor by its own amax: nothing here updates */
     must(fp8pipe_scaling_create(pipe, &options, &scaling));
     for (int fp8 = 0; fp8 <= 1; fp8++) {
-        test_random_gemms(pipe, backend, scaling, fp8, 200, 80, 900);
+        test_random_gemms(pipe, backend, scaling, fp8, TEST_CASES(200), 80, 900);
         test_random_gemms(pipe, backend, scaling, fp8, gpu ? 40 : 15, gpu ? 400 : 160,
                           gpu ? 8192 : 2000);
         test_small(pipe, backend, scaling, fp8);

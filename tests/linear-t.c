@@ -420,8 +420,9 @@ static void cases(enum fp8pipe_backend backend)
     const char *name = test_backend_name(backend);
     bool gpu = backend == FP8PIPE_BACKEND_CUDA;
 
-    test_random_layers(pipe, name, 200, 70, 600, 1);
-    test_random_layers(pipe, name, gpu ? 60 : 20, gpu ? 200 : 130, gpu ? 8192 : 2000, 2);
+    test_random_layers(pipe, name, TEST_CASES(200), 70, 600, 1);
+    test_random_layers(pipe, name, TEST_CASES(gpu ? 60 : 20), gpu ? 200 : 130, gpu ? 8192 : 2000,
+                       2);
     test_keep(pipe, name);
     test_amax(pipe, name);
     test_cached_weight(pipe, name);

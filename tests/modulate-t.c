@@ -419,7 +419,7 @@ static void test_shapes(struct fp8pipe *pipe)
     bool forward = true, backward = true;
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
-        for (int kind = 0; kind < 3; kind++) {
+        for (int kind = TEST_SANITIZED ? (int)i % 3 : 0; kind < 3; kind += TEST_SANITIZED ? 3 : 1) {
             struct modulate_case c = {sizes[i][0],
                                       sizes[i][1],
                                       (enum rows_kind)kind,

@@ -290,7 +290,7 @@ static void stale_tickets(enum fp8pipe_mode mode)
 static void many_opens(void)
 {
     struct fp8pipe_options options = async_options(FP8PIPE_INLINE, 1, 32, NULL);
-    const int opens = ASYNC_SANITIZED ? 200 : 4200; /* threads are slow to make there */
+    const int opens = TEST_SANITIZED ? 200 : 4200; /* threads are slow to make there */
     int opened = 0;
 
     options.backend = FP8PIPE_BACKEND_HOST;

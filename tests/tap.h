@@ -23,6 +23,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Whether this is the build of a sanitizer, which runs some ten times as long. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
+
+/* Of cases that differ by random numbers alone, how many to run: sanitizers look at what the code
+ * does, not at its results. */
+#define TEST_CASES(count) (TEST_SANITIZED ? ((count) + 7) / 8 : (count))
+
 #define TAP_PRINTF(name, first) __attribute__((format(printf, name, first)))
 
 /* The number of tests that will run, first of all. Without it done_testing() prints the count. */

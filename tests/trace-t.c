@@ -280,7 +280,7 @@ static void under_load(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     struct fp8pipe *pipe = chaos_open_pipe(backend, &options, 0);
     struct load loads[CALLERS + 2];
     pthread_t threads[CALLERS + 2];
-    const int rounds = ASYNC_SANITIZED ? 8 : 30;
+    const int rounds = TEST_SANITIZED ? 5 : 30;
     const char *path = file_in("load.json");
     int lost = 0;
 

@@ -17,8 +17,8 @@
 
 /* cuBLASLt's own highest alignment, and its default. */
 #define PLAN_ALIGN_MAX 256
-/* What FP8 kernels and biases need: the heuristic is not told of the latter's alignment and may pick
- * kernels that fault on less. */
+/* What FP8 kernels and biases need: the heuristic is not told of the latter's alignment and may
+ * pick kernels that fault on less. */
 #define PLAN_ALIGN_MIN 16
 
 /* Alignments are logarithms, of data and rows, in bytes, up to PLAN_ALIGN_MAX. */
