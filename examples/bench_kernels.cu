@@ -39,6 +39,12 @@ template <int DTYPE> struct modulate {
     {
     }
 
+    bool aligned() const
+    {
+        return x.aligned() && shift.aligned() && scale.aligned() && out.aligned() && u.aligned() &&
+               v.aligned();
+    }
+
     __device__ loaded load(const place &at) const
     {
         return {x.load(at), shift.load(at), scale.load(at)};
@@ -78,6 +84,11 @@ template <int DTYPE> struct add {
     {
     }
 
+    bool aligned() const
+    {
+        return x.aligned() && y.aligned() && out.aligned();
+    }
+
     __device__ loaded load(const place &at) const
     {
         return {x.load(at), y.load(at)};
@@ -109,6 +120,11 @@ template <int DTYPE> struct pad {
     explicit pad(const struct bench_pad_args &a)
         : x(operand<DTYPE>::of(a.x, "x")), out(result<DTYPE>::of(a.out, "out")), width(a.x.cols)
     {
+    }
+
+    bool aligned() const
+    {
+        return x.aligned() && out.aligned();
     }
 
     __device__ loaded load(const place &at) const
@@ -144,6 +160,12 @@ template <int DTYPE> struct modulate_backward {
           v(operand<DTYPE>::of(a.v, "v")), dx(result<DTYPE>::of(a.dx, "dx")),
           out(result<DTYPE>::of(a.out, "out")), width(a.g.cols)
     {
+    }
+
+    bool aligned() const
+    {
+        return g.aligned(-width) && u.aligned(-width) && v.aligned(-width) && dx.aligned() &&
+               out.aligned();
     }
 
     __device__ loaded load(const place &at) const

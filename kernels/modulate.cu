@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
             if (quantizes && !launch.only_amax) {
                 codes[i] = values_quantize(values, scale, target.format, count);
                 if (target.extremes != NULL)
-                    found_extremes(f, values, codes[i], scale, target.format, count);
+                    found_extremes(f, values, scale, target.format, count);
                 if (target.row != NULL && row + i < args.rows && col < target.row_stride)
                     *(uint2 *)(target.row + (row + i) * target.row_stride + col) = codes[i];
             }

@@ -300,19 +300,18 @@ __device__ __forceinline__ void found_amax(found &f, const float values[UNIT], i
             f.largest = max(f.largest, float_bits(values[i]) & 0x7fffffffu);
 }
 
-__device__ __forceinline__ void found_extremes(found &f, const float values[UNIT], uint2 codes,
-                                               float scale, enum fp8pipe_format format,
-                                               int64_t count)
+__device__ __forceinline__ void found_extremes(found &f, const float values[UNIT], float scale,
+                                               enum fp8pipe_format format, int64_t count)
 {
-#pragma unroll
-    for (int i = 0; i < UNIT; i++) {
-        const uint32_t code = (i < 4 ? codes.x >> 8 * i : codes.y >> 8 * (i - 4)) & 0x7f;
+    fp8pipe_cuda::detail::extremes e = {f.saturated, f.flushed};
+    fp8pipe_cuda::values v;
 
-        if (i < count) {
-            f.saturated += fabsf(__fmul_rn(values[i], scale)) > fp8_max(format);
-            f.flushed += values[i] != 0.0f && code == 0;
-        }
-    }
+#pragma unroll
+    for (int i = 0; i < UNIT; i++)
+        v[i] = i < count ? values[i] : 0.0f;
+    fp8pipe_cuda::detail::extremes_count(e, v, scale, format);
+    f.saturated = e.saturated;
+    f.flushed = e.flushed;
 }
 
 /* The codes of a unit's values; those at `count` and beyond are 0. */

@@ -304,7 +304,7 @@ static __device__ __forceinline__ uint2 backward_row(const backward_launch &laun
     if (writes && target.scale_inv != NULL) {
         codes = values_quantize(d, scale, target.format, count);
         if (AFFINE && target.extremes != NULL)
-            found_extremes(f, d, codes, scale, target.format, count);
+            found_extremes(f, d, scale, target.format, count);
         if (target.row != NULL && here && col < target.row_stride)
             *(uint2 *)(target.row + row * target.row_stride + col) = codes;
     }

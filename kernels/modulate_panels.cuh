@@ -220,7 +220,7 @@ static __device__ __forceinline__ void panel_cell(uint4 *panel, const kernel_mod
         }
         codes[i] = values_quantize(values, scale, target.format, UNIT);
         if (target.extremes != NULL)
-            found_extremes(f, values, codes[i], scale, target.format, count);
+            found_extremes(f, values, scale, target.format, count);
         if (target.row != NULL && at < args.rows && col < target.row_stride)
             *(uint2 *)(target.row + at * target.row_stride + col) = codes[i];
 #pragma unroll

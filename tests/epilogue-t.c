@@ -40,6 +40,9 @@ static struct config random_config(struct test_rng *rng, bool fp8)
 
 /* ---- D as a matrix ------------------------------------------------------------------------- */
 
+/* By how much of |x| the backends' activations may differ; see fp8pipe_activation. */
+#define ACTIVATION_ERROR 1e-6f
+
 /* D from what was kept before the activation: float32 in a given order, then one rounding. */
 static int64_t wrong_from_pre(const struct product *p)
 {
@@ -51,13 +54,19 @@ static int64_t wrong_from_pre(const struct product *p)
     test_matrix_get(&p->pre, pre);
     test_matrix_get(&p->d, got);
     for (int64_t i = 0; i < count; i++) {
-        float value = product_activated(c->activation, (float)pre[i]);
-        uint32_t element = 0;
+        double bounds[2];
 
-        if (c->residual != RESIDUAL_NONE)
-            value += (float)p->residual_seen[i];
-        test_element_set(c->out, &element, (double)value);
-        wrong += test_element_get(c->out, &element) != got[i];
+        for (int side = 0; side < 2; side++) {
+            float value = product_activated(c->activation, (float)pre[i]);
+            uint32_t element = 0;
+
+            value += (side == 0 ? -1 : 1) * ACTIVATION_ERROR * fabsf((float)pre[i]);
+            if (c->residual != RESIDUAL_NONE)
+                value += (float)p->residual_seen[i];
+            test_element_set(c->out, &element, (double)value);
+            bounds[side] = test_element_get(c->out, &element);
+        }
+        wrong += !(bounds[0] <= got[i] && got[i] <= bounds[1]);
     }
     free(pre);
     free(got);
@@ -106,7 +115,7 @@ static void matrices(struct world *w, bool fp8, int cases)
        cases, fp8 ? "tensors" : "matrices", worst);
     ok(worst_pre <= 1, "%s: what the activation is applied to is kept: %.2f of the allowed error",
        w->name, worst_pre);
-    is_int(wrong, 0, "%s: and D is made of what was kept, to the bit", w->name);
+    is_int(wrong, 0, "%s: and D is made of what was kept", w->name);
     is_int(damage, 0, "%s: nothing is written outside of the outputs", w->name);
 }
 
