@@ -201,7 +201,8 @@ static void counts_add(struct counts *saturated, struct counts *flushed, float l
     bool zero_low = (code_low & 0x7f) == 0, zero_high = (code_high & 0x7f) == 0;
     bool only_zero = low == 0 && high == 0;
 
-    saturated->low += over_low && over_high;
+    /* What may be of either sign may be small, too. */
+    saturated->low += over_low && over_high && !(low < 0 && high > 0);
     saturated->high += over_low || over_high;
     flushed->low += zero_low && zero_high && (low > 0 || high < 0);
     flushed->high += (zero_low || zero_high || (low < 0 && high > 0)) && !only_zero;
