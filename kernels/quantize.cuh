@@ -64,8 +64,7 @@ template <> struct identity_tuning<FP8PIPE_FP32> {
     typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
 };
 
-template <int DTYPE>
-struct fp8pipe_cuda::detail::tuning<identity<DTYPE>> : identity_tuning<DTYPE> {
+template <int DTYPE> struct fp8pipe_cuda::detail::tuning<identity<DTYPE>> : identity_tuning<DTYPE> {
 };
 
 #endif
