@@ -65,9 +65,10 @@ cat >results/short.json <<'END'
  {"name": "torch bf16", "case": "8x240", "forward_ms": 17.9, "train_ms": 90}]}
 END
 cat >results/kernels.json <<'END'
-{"card": "a card", "date": "2026-01-03", "rows": [
- {"kernel": "copy", "bytes": 134217728, "us": 64.0, "gbps": 4180.0, "of_copy": 1.0},
- {"kernel": "quantize", "bytes": 134217728, "us": 50.0, "gbps": 4100.0, "of_copy": 0.98}]}
+{"device": "a card", "date": "2026-01-03", "kernels": [
+ {"kernel": "quantize", "mib": 32, "bytes": 50331648, "us": 15.0, "gb_s": 3300.0, "of_copy": 0.92},
+ {"kernel": "quantize", "mib": 128, "bytes": 201326592, "us": 50.0, "gb_s": 4000.0,
+  "of_copy": 0.98}]}
 END
 ok "every kind is drawn" draw --format svg
 ok "as SVG too" test -s out/caller_cost.svg -a -s out/forward.svg -a -s out/train.svg \
