@@ -30,6 +30,7 @@
 
 #define TOKENS 1024
 #define FEATURES 2048
+#define RING_SLOTS 4096
 #define BATCH 150 /* ops in a stream at once: three launches each, of the 1,024 that fit */
 #define SHAPES 100
 #define CHAINS_MAX 4
@@ -174,7 +175,7 @@ static struct fp8pipe *pipe_open(int32_t lanes)
 
     options.backend = FP8PIPE_BACKEND_CUDA;
     options.lanes = lanes;
-    options.ring_slots = 4096;
+    options.ring_slots = RING_SLOTS;
     must(fp8pipe_open(&options, &pipe), "open");
     return pipe;
 }
@@ -402,6 +403,10 @@ static void table_hot(int runs)
     double us[KINDS + 1];
 
     bare_make(&bare);
+    /* Once around the ring: each place makes its event when it is first used. */
+    for (int i = 0; i <= RING_SLOTS / BATCH; i++) {
+        (void)time_batch(&layer);
+    }
     for (int i = 0; i <= KINDS; i++) {
         took[i] = host_alloc((size_t)runs, sizeof(int64_t));
     }
