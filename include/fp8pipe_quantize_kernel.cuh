@@ -8,8 +8,9 @@
  * from *has_scale, *scale and *own_amax; *scale_inv = 1 / scale. The amax is the largest of the
  * bits of |v|, one atomicMax a block. Sums over 64 rows are made in one fixed order.
  *
- * Two main kernels. Rows: a block of up to 256 threads, each with one unit of 4 rows, for what only
- * streams. Tiles: 128 rows by 64 or 128 columns, for what transposes or sums.
+ * Two main kernels. Rows: a block of up to 256 threads, each with one unit of several rows, for
+ * what only streams. Tiles of some hundred rows by 64 columns, for what transposes or sums; see
+ * Tuning.
  */
 #ifndef FP8PIPE_QUANTIZE_KERNEL_CUH
 #define FP8PIPE_QUANTIZE_KERNEL_CUH
@@ -487,10 +488,10 @@ static FP8PIPE_DEVICE void bytes_transpose(uint32_t out[4], uint32_t a, uint32_t
 }
 
 /*
- * A tile of FP8 codes, transposed: WIDTH columns of 128 bytes, each 8 chunks of 16 bytes (16 rows).
+ * A tile of FP8 codes, transposed: WIDTH columns of HEIGHT bytes, in CHUNKS of 16 bytes (16 rows).
  * Chunk c of a column lies at c ^ (column / 8 % 8). A warp writes one word of the same column of
  * each of 8 units, for 4 row groups of the same chunk: 8 chunks x 4 words, all 32 banks. 8 threads
- * read the 8 chunks of one column: all 32 banks.
+ * read 8 neighbouring chunks of one column: all 32 banks.
  */
 template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
     enum { CHUNKS = HEIGHT / 16 };
