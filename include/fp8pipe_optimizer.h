@@ -141,7 +141,7 @@ fp8pipe_optimizer_gradient_norm(struct fp8pipe_optimizer *optimizer,
 
 /*
  * Steps taken, skipped ones not counted, for checkpoints. Ordered among the optimizer's ops: get
- * counts what was submitted before, set (steps >= 0) holds for what is submitted later. Block until
+ * counts what was submitted before, set (0 to 2^53) holds for what is submitted later. Block until
  * done; EDEADLK inside a function or a defer.
  */
 FP8PIPE_API enum fp8pipe_status fp8pipe_optimizer_steps_get(struct fp8pipe_optimizer *optimizer,

@@ -92,6 +92,27 @@ static enum fp8pipe_status check_result(const struct activation *op)
     return status;
 }
 
+/* Apart from all matrices; checked already otherwise. */
+static enum fp8pipe_status check_column_sums(const struct activation *op)
+{
+    const struct fp8pipe_vector *sums = &op->out->column_sums;
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    if (op->out->tensor == NULL) {
+        return FP8PIPE_OK;
+    }
+    if (check_given(op->result)) {
+        status = check_sums_apart("out.column_sums", sums, op->result_field, op->result);
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_sums_apart("out.column_sums", sums, "x", op->x);
+    }
+    if (status == FP8PIPE_OK && op->dy != NULL) {
+        status = check_sums_apart("out.column_sums", sums, "dy", op->dy);
+    }
+    return status;
+}
+
 static enum fp8pipe_status submit(struct fp8pipe *pipe, const struct fp8pipe_submit *submit,
                                   const struct activation *op, fp8pipe_ticket *ticket)
 {
@@ -108,6 +129,9 @@ static enum fp8pipe_status submit(struct fp8pipe *pipe, const struct fp8pipe_sub
     }
     if (status == FP8PIPE_OK) {
         status = out_draft_check(&draft, op->out, value_cols(op));
+    }
+    if (status == FP8PIPE_OK) {
+        status = check_column_sums(op);
     }
     if (status != FP8PIPE_OK) {
         return status;

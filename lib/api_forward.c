@@ -108,6 +108,9 @@ static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
 
     if (op->epilogue.tensor == NULL) {
         status = check_matrix_shape("y", &op->y, -1, linear->out_features);
+        if (status == FP8PIPE_OK) {
+            status = check_sums_apart("bias", &linear->bias, "y", &op->y);
+        }
     }
     if (status == FP8PIPE_OK) {
         status = check_enum("keep", (int)op->keep, FP8PIPE_KEEP_ALL);
@@ -150,6 +153,7 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct laye
                 : op->epilogue.tensor == NULL ? op->y.rows
                                               : -1,
         .cols = layer->linear->out_features,
+        .bias = &layer->linear->bias,
         .in = {{"x", &op->x}, {NULL, NULL}},
     };
     enum fp8pipe_status status = epilogue_check(draft, &op->epilogue, &shape);

@@ -128,6 +128,9 @@ static enum fp8pipe_status check_gemm(const struct fp8pipe_gemm_op *op)
         if (status == FP8PIPE_OK) {
             status = check_vector("bias", &op->bias, op->d.cols);
         }
+        if (status == FP8PIPE_OK) {
+            status = check_sums_apart("bias", &op->bias, "d", &op->d);
+        }
     }
     if (status == FP8PIPE_OK) {
         status = check_flag("a_transposed", op->a_transposed);
@@ -167,6 +170,7 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct fp8p
         .d = &op->d,
         .rows = op->d.rows,
         .cols = op->d.cols,
+        .bias = &op->bias,
         .in = {{"a", &op->a}, {"b", &op->b}, {NULL, NULL}},
     };
     enum fp8pipe_status status;

@@ -265,12 +265,15 @@ enum fp8pipe_status fp8pipe_optimizer_steps_get(struct fp8pipe_optimizer *optimi
     return status;
 }
 
+/* What no training reaches, and no counting from there overflows. */
+#define STEPS_MAX (INT64_C(1) << 53)
+
 enum fp8pipe_status fp8pipe_optimizer_steps_set(struct fp8pipe_optimizer *optimizer, int64_t steps)
 {
     enum fp8pipe_status status = check_optimizer(optimizer);
 
-    if (status == FP8PIPE_OK && steps < 0) {
-        status = status_fail(FP8PIPE_EINVAL, "steps = %lld: it is >= 0", (long long)steps);
+    if (status == FP8PIPE_OK && (steps < 0 || steps > STEPS_MAX)) {
+        status = status_fail(FP8PIPE_EINVAL, "steps = %lld: it is 0 to 2^53", (long long)steps);
     }
     return status != FP8PIPE_OK ? status : move_steps(optimizer, OP_STEPS_WRITE, &steps);
 }

@@ -191,6 +191,9 @@ static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
         return status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", op->reserved);
     }
     status = check_sums("column_sums", &op->column_sums, op->x.cols);
+    if (status == FP8PIPE_OK) {
+        status = check_sums_apart("column_sums", &op->column_sums, "x", &op->x);
+    }
     return status != FP8PIPE_OK ? status
                                 : check_flag("column_sums_accumulate", op->column_sums_accumulate);
 }

@@ -68,6 +68,9 @@ static enum fp8pipe_status check_pre(const struct fp8pipe_epilogue *epilogue,
     if (status == FP8PIPE_OK) {
         status = check_apart("epilogue.pre", pre, "epilogue.residual", &epilogue->residual);
     }
+    if (status == FP8PIPE_OK) {
+        status = check_sums_apart("bias", shape->bias, "epilogue.pre", pre);
+    }
     for (int i = 0; status == FP8PIPE_OK && shape->in[i].field != NULL; i++) {
         status = check_apart("epilogue.pre", pre, shape->in[i].field, shape->in[i].matrix);
     }

@@ -14,6 +14,7 @@ struct epilogue_shape {
     const struct fp8pipe_matrix *d; /* not given where the epilogue has a tensor */
     int64_t rows;                   /* M and N; -1: only known when the op is bound */
     int64_t cols;
+    const struct fp8pipe_vector *bias;
     struct {
         const char *field;
         const struct fp8pipe_matrix *matrix;

@@ -71,6 +71,10 @@ static void backward_part(void)
     COMMON_RULES(good, dx, "dx");
     MATRIX_RULES(good, dy, "dy");
     SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
+    SPOILED(good,
+            (op.out.tensor = tensor, op.out.scaling = scaling,
+             op.out.column_sums = (struct fp8pipe_vector){op.dy.data, COLS, FP8PIPE_FP32, 0}),
+            SUBMIT, "out.column_sums.data", "overlaps dy");
     SPOILED(good, (op.activation = FP8PIPE_ACTIVATION_SWIGLU, op.dx = op.x, op.dy.cols = 4), SUBMIT,
             "overlap", "");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_activation_backward(pipe, NULL, &ticket), "op", "NULL");

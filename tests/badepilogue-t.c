@@ -92,6 +92,11 @@ static void gemm_part(void)
     good.epilogue = of_matrix();
     EPILOGUE_RULES(good, d, "d", op.a.data);
     SPOILED(good, op.epilogue.pre.data = op.b.data, SUBMIT, "epilogue.pre.data", "overlaps b");
+    SPOILED(good, op.bias = ((struct fp8pipe_vector){op.d.data, op.d.cols, FP8PIPE_FP32, 0}),
+            SUBMIT, "bias.data", "overlaps d");
+    SPOILED(good,
+            op.bias = ((struct fp8pipe_vector){op.epilogue.pre.data, op.d.cols, FP8PIPE_FP32, 0}),
+            SUBMIT, "bias.data", "overlaps epilogue.pre");
     SPOILED(good, op.accumulate = 1, SUBMIT, "accumulate", "1");
     SPOILED(good, op.submit.flags = FP8PIPE_NO_AMAX, SUBMIT, "submit.flags", "0x8");
     IS_ACCEPTED(fp8pipe_gemm(pipe, &good, &ticket));

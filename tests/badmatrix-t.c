@@ -51,6 +51,8 @@ static void quantize_part(void)
     good.scaling = scaling;
     MATRIX_RULES(good, x, "x");
     SUMS_RULES(good, column_sums, "column_sums");
+    SPOILED(good, op.column_sums = ((struct fp8pipe_vector){op.x.data, N, FP8PIPE_FP32, 0}), SUBMIT,
+            "column_sums.data", "overlaps x");
     SPOILED(good, op.scaling = NULL, SUBMIT, "scaling", "NULL");
     SPOILED(good, op.scaling = other_scaling, SUBMIT, "scaling", "");
     SPOILED(good, op.slot = 6, SUBMIT, "slot", "6");

@@ -229,6 +229,7 @@ static void test_ops(void)
     test_adamw(optimizer);
     test_gradient_norm(optimizer);
     REFUSED(FP8PIPE_EINVAL, fp8pipe_optimizer_steps_set(optimizer, -1), "steps", "-1");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_optimizer_steps_set(optimizer, INT64_MAX), "steps", "2^53");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_optimizer_steps_set(NULL, 1), "optimizer", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_optimizer_steps_get(optimizer, NULL), "steps", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_optimizer_steps_get(NULL, &steps), "optimizer", "NULL");

@@ -394,6 +394,12 @@ static void test_refill(struct fp8pipe *pipe, const char *backend)
            fp8.transposed && memcmp(fp8.transposed, want, 6) == 0,
        "%s: a new filling replaces size, format and copies", backend);
     test_fp8_free(&fp8);
+    test_quantize(tensor, (struct fp8pipe_matrix){NULL, INT64_C(1) << 40, 0, 0, FP8PIPE_BF16, 0},
+                  scaling, SLOT_E4M3, FP8PIPE_ROWWISE, test_submit(0, 0, 0, 0));
+    must(fp8pipe_drain(pipe, -1));
+    must(fp8pipe_tensor_info_get(tensor, &info));
+    ok(info.rows == INT64_C(1) << 40 && info.cols == 0,
+       "%s: rows without columns, however many, take no time", backend);
     must(fp8pipe_tensor_clear(tensor));
     must(fp8pipe_tensor_info_get(tensor, &info));
     ok(!info.filled && !info.rowwise && !info.transposed, "%s: clear empties", backend);

@@ -57,7 +57,8 @@ void kernel_amax_host(const struct kernel_amax_args *args)
     float buffer[QUANTIZE_TILE_COLS];
     int32_t largest = 0;
 
-    if (args->skip_if != NULL && *args->skip_if != 0) {
+    /* Rows without columns may be any number. */
+    if (x->cols == 0 || (args->skip_if != NULL && *args->skip_if != 0)) {
         return;
     }
     for (int64_t row = 0; row < x->rows; row++) {
@@ -284,7 +285,7 @@ void kernel_quantize_host(const struct kernel_quantize_args *args)
     struct quantize_pass pass;
 
     quantize_begin(&pass, &target);
-    for (int64_t row = 0; row < x->rows; row += KERNEL_SUM_ROWS) {
+    for (int64_t row = 0; x->cols > 0 && row < x->rows; row += KERNEL_SUM_ROWS) {
         int64_t rows = minimum(KERNEL_SUM_ROWS, x->rows - row);
 
         for (int64_t col = 0; col < x->cols; col += QUANTIZE_TILE_COLS) {
@@ -304,7 +305,7 @@ void kernel_partials_host(const struct kernel_partials_args *args)
     const struct fp8pipe_matrix *x = &args->x;
     float buffer[QUANTIZE_TILE_COLS];
 
-    for (int64_t row = 0; row < x->rows; row++) {
+    for (int64_t row = 0; x->cols > 0 && row < x->rows; row++) {
         float *sums = args->partials + row / KERNEL_SUM_ROWS * x->cols;
 
         if (row % KERNEL_SUM_ROWS == 0) {
@@ -371,7 +372,7 @@ static void own_amax(const struct fp8pipe_quantize_target *target, quantize_piec
 {
     int32_t largest = 0;
 
-    for (int64_t row = 0; row < target->rows; row += KERNEL_SUM_ROWS) {
+    for (int64_t row = 0; target->cols > 0 && row < target->rows; row += KERNEL_SUM_ROWS) {
         for (int64_t col = 0; col < target->cols; col += QUANTIZE_TILE_COLS) {
             struct fp8pipe_matrix tile = tile_values(target, piece, arg, false, row, col, values);
 
@@ -393,7 +394,7 @@ void quantize_pieces(const struct fp8pipe_quantize_target *target, quantize_piec
         own_amax(target, piece, arg, values);
     }
     quantize_begin(&pass, target);
-    for (int64_t row = 0; row < target->rows; row += KERNEL_SUM_ROWS) {
+    for (int64_t row = 0; target->cols > 0 && row < target->rows; row += KERNEL_SUM_ROWS) {
         for (int64_t col = 0; col < target->cols; col += QUANTIZE_TILE_COLS) {
             struct fp8pipe_matrix tile = tile_values(target, piece, arg, true, row, col, values);
 
