@@ -67,7 +67,7 @@ struct entry {
 };
 
 typedef detail::row_shape<4, 2, 3> some_rows;
-typedef detail::tile_shape<8, 2, 8, 4, 4, 1, false> some_tiles;
+typedef detail::tile_shape<8, 2, 8, 4, 4> some_tiles;
 
 /* Rows of a thread, those in flight, units across, blocks on a multiprocessor, tiles down before
  * across, rows of a tile. */
@@ -76,7 +76,7 @@ typedef detail::tile_shape<8, 2, 8, 4, 4, 1, false> some_tiles;
 #F " each " #each " flight " #flight " units " #units " blocks " #blocks " group " #group  \
            " height " #height,                                                                     \
             FAMILY, run < F, some_rows, detail::tile_shape < each, flight, units, blocks, group,   \
-            1, false, height>>                                                                     \
+            height>>                                                                               \
     }
 #define DGELU(...) TILES(dgelu, ACTIVATION_DGELU, __VA_ARGS__)
 #define DSWIGLU(...) TILES(dswiglu, ACTIVATION_DSWIGLU, __VA_ARGS__)

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define ADAMW_VARIANTS 8
+#define ADAMW_VARIANTS 6
 
 /* As kernel_adamw_cuda, a step, in variant 0 .. VARIANTS-1. */
 int adamw_variant(int variant, const struct kernel_adamw_args *args, struct CUstream_st *stream);

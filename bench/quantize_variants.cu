@@ -58,7 +58,7 @@ struct fp8pipe_cuda::detail::folding<variant<ROWS, TILES, HINT>> : identity_fold
 };
 
 typedef detail::row_shape<4, 4, 4> some_rows;
-typedef detail::tile_shape<4, 4, 8, 4, 8, 1, false> some_tiles;
+typedef detail::tile_shape<4, 4, 8, 4, 8> some_tiles;
 
 template <class ROWS, class TILES, int HINT>
 static int run(const struct kernel_quantize_args *args, cudaStream_t stream)
@@ -91,32 +91,22 @@ static const entry rows_entries[QUANTIZE_ROW_VARIANTS] = {
 };
 
 /* Rows of a thread, those in flight, units across, blocks on a multiprocessor, tiles down before
- * across, tiles of a block, rows of a tile; how results are stored; how units are loaded. */
-#define TILES(each, flight, units, blocks, group, tiles, height, stream, hint)                     \
+ * across, rows of a tile; how units are loaded. */
+#define TILES(each, flight, units, blocks, group, height, hint)                                    \
     {                                                                                              \
         "each " #each " flight " #flight " units " #units " blocks " #blocks " group " #group      \
-        " tiles " #tiles " height " #height " stream " #stream " " #hint,                          \
-            run<some_rows,                                                                         \
-                detail::tile_shape<each, flight, units, blocks, group, tiles, false, height,       \
-                                   stream>,                                                        \
-                hint>                                                                              \
+        " height " #height " " #hint,                                                              \
+            run<some_rows, detail::tile_shape<each, flight, units, blocks, group, height>, hint>   \
     }
 static const entry tiles_entries[QUANTIZE_TILE_VARIANTS] = {
-    TILES(4, 4, 8, 4, 4, 1, 128, 0, NORMAL),   TILES(8, 4, 8, 8, 4, 1, 128, 0, NORMAL),
-    TILES(4, 4, 8, 4, 0, 1, 128, 0, NORMAL),   TILES(4, 4, 8, 4, 4, 2, 128, 0, NORMAL),
-    TILES(4, 4, 8, 4, 4, 1, 128, 1, NORMAL),   TILES(4, 4, 8, 4, 4, 1, 128, 2, NORMAL),
-    TILES(4, 4, 8, 4, 4, 1, 128, 3, NORMAL),   TILES(4, 4, 8, 4, 4, 1, 128, 0, FIRST),
-    TILES(4, 4, 8, 4, 4, 1, 128, 3, FIRST),    TILES(4, 4, 8, 2, 1, 1, 256, 0, NORMAL),
-    TILES(8, 4, 8, 4, 1, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 4, 4, 1, 256, 0, NORMAL),
-    TILES(8, 4, 8, 4, 0, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 5, 1, 1, 256, 0, NORMAL),
-    TILES(8, 8, 8, 3, 1, 1, 256, 0, NORMAL),   TILES(8, 4, 8, 4, 1, 2, 256, 0, NORMAL),
-    TILES(8, 4, 8, 4, 1, 1, 256, 3, NORMAL),   TILES(8, 4, 8, 4, 1, 1, 256, 2, FIRST),
-    TILES(16, 4, 8, 8, 1, 1, 256, 0, NORMAL),  TILES(16, 4, 8, 4, 1, 1, 512, 0, NORMAL),
-    TILES(16, 4, 8, 4, 0, 1, 512, 0, NORMAL),  TILES(8, 4, 16, 4, 1, 1, 128, 0, NORMAL),
-    TILES(8, 4, 16, 4, 0, 1, 128, 0, NORMAL),  TILES(8, 4, 16, 2, 1, 1, 256, 0, NORMAL),
-    TILES(16, 4, 16, 4, 1, 1, 256, 0, NORMAL), TILES(16, 4, 16, 4, 0, 1, 256, 0, NORMAL),
-    TILES(16, 4, 16, 4, 4, 1, 256, 3, NORMAL), TILES(16, 4, 32, 4, 1, 1, 128, 0, NORMAL),
-    TILES(8, 4, 32, 2, 1, 1, 128, 0, NORMAL),  TILES(16, 8, 16, 3, 1, 1, 256, 0, NORMAL),
+    TILES(4, 4, 8, 4, 4, 128, NORMAL),   TILES(8, 4, 8, 8, 4, 128, NORMAL),
+    TILES(4, 4, 8, 4, 4, 128, FIRST),    TILES(4, 4, 8, 2, 1, 256, NORMAL),
+    TILES(8, 4, 8, 4, 1, 256, NORMAL),   TILES(8, 4, 8, 4, 4, 256, NORMAL),
+    TILES(8, 4, 8, 5, 1, 256, NORMAL),   TILES(8, 8, 8, 3, 1, 256, NORMAL),
+    TILES(16, 4, 8, 8, 1, 256, NORMAL),  TILES(16, 4, 8, 4, 1, 512, NORMAL),
+    TILES(8, 4, 16, 4, 1, 128, NORMAL),  TILES(8, 4, 16, 2, 1, 256, NORMAL),
+    TILES(16, 4, 16, 4, 1, 256, NORMAL), TILES(16, 4, 32, 4, 1, 128, NORMAL),
+    TILES(8, 4, 32, 2, 1, 128, NORMAL),  TILES(16, 8, 16, 3, 1, 256, NORMAL),
 };
 
 int quantize_rows_variant(int variant, const struct kernel_quantize_args *args,

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define QUANTIZE_ROW_VARIANTS 10
-#define QUANTIZE_TILE_VARIANTS 30
+#define QUANTIZE_TILE_VARIANTS 16
 
 /* As kernel_quantize_cuda, in variant 0 .. VARIANTS-1. */
 int quantize_rows_variant(int variant, const struct kernel_quantize_args *args,

@@ -49,13 +49,9 @@ constexpr int64_t GRID_MAX = 65535; /* in y and z */
 /*
  * How tiles are worked on. ROWS rows, a multiple of 4, of one unit are a thread's; the loads of
  * FLIGHT of them are issued before the first is computed. BLOCKS fit on a multiprocessor. Blocks go
- * down GROUP tiles before they go on to the next column of tiles. A block works on TILES tiles, all
- * in one column, AHEAD: it loads the next before it computes the one at hand. HEIGHT: rows of a
- * tile; GROUP 0: along diagonals. STREAM: bit 0, rows are stored to leave the caches first, bit 1,
- * transposed ones are.
+ * down GROUP tiles before they go on to the next column of tiles. HEIGHT: rows of a tile.
  */
-template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int TILES_, bool AHEAD_,
-          int HEIGHT_ = TILE_HEIGHT, int STREAM_ = 0>
+template <int ROWS_, int FLIGHT_, int UNITS_, int BLOCKS_, int GROUP_, int HEIGHT_ = TILE_HEIGHT>
 struct tile_shape {
     enum {
         ROWS = ROWS_,
@@ -63,16 +59,12 @@ struct tile_shape {
         UNITS = UNITS_,
         BLOCKS = BLOCKS_,
         GROUP = GROUP_,
-        TILES = TILES_,
         WIDTH = UNITS_ * UNIT,
         HEIGHT = HEIGHT_,
-        STREAM = STREAM_,
         THREADS = UNITS_ * HEIGHT_ / ROWS_
     };
-    static constexpr bool AHEAD = AHEAD_;
     static_assert(ROWS % 4 == 0 && ROWS % FLIGHT == 0, "four rows are transposed at a time");
     static_assert(UNITS % 8 == 0, "a warp has 8 units of 4 times 4 rows");
-    static_assert(!AHEAD || FLIGHT == ROWS, "what is loaded ahead is a whole tile");
 };
 
 /* The same of what only streams. */
@@ -85,7 +77,7 @@ template <int ROWS_, int FLIGHT_, int BLOCKS_> struct row_shape {
 template <class F> struct tuning {
     enum { WORDS = sizeof(typename F::loaded) / 4, FLIGHT = WORDS <= 12 ? 4 : WORDS <= 20 ? 2 : 1 };
     typedef row_shape<4, FLIGHT, WORDS <= 4 ? 4 : WORDS <= 8 ? 3 : 2> rows;
-    typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : WORDS <= 8 ? 3 : 2, 4, 1, false> tiles;
+    typedef tile_shape<4, FLIGHT, 8, WORDS <= 4 ? 4 : WORDS <= 8 ? 3 : 2, 4> tiles;
 };
 
 /* Code for misaligned rows and for counting needs more registers: half as many blocks have them. */
@@ -463,15 +455,6 @@ static __global__ void empty_kernel(const __grid_constant__ fp8pipe_quantize_tar
 
 /* ---- Transposing bytes through shared memory ---------------------------------------------- */
 
-/* STREAM: to be written back before other lines. */
-template <bool STREAM, class T> FP8PIPE_DEVICE void store(T *to, T value)
-{
-    if (STREAM)
-        __stcs(to, value);
-    else
-        *to = value;
-}
-
 /* Column i of four rows of four bytes, as one word. */
 static FP8PIPE_DEVICE void bytes_transpose(uint32_t out[4], uint32_t a, uint32_t b, uint32_t c,
                                            uint32_t d)
@@ -517,7 +500,7 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
      * transposed. `to` has `cols` rows of `stride` bytes, all of which are written. SMALL: cols and
      * stride are below 2^31.
      */
-    template <int THREADS, bool SMALL, bool STREAM = false>
+    template <int THREADS, bool SMALL>
     FP8PIPE_DEVICE void write(uint8_t *to, int64_t stride, int64_t row, int64_t col,
                               int64_t cols) const
     {
@@ -535,10 +518,8 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
                 const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % 8))];
 
                 if ((int)c < left)
-                    store<STREAM>(
-                        (uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
-                                                  : (uint64_t)((col + c) * stride))),
-                        *from);
+                    *(uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
+                                               : (uint64_t)((col + c) * stride))) = *from;
             }
     }
 };
@@ -651,27 +632,21 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
     const number col = tile_col + thread.col;
     const int count = unit_count<WHOLE>(t, col);
     const bool stores = t.row != NULL && col < (number)t.row_stride;
-    const unsigned group = SHAPE::GROUP == 0 ? (blockIdx.z + blockIdx.y) % gridDim.z : blockIdx.z;
-    number tile_row = ((number)group * gridDim.x + blockIdx.x) * HEIGHT;
+    number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * HEIGHT;
     typename F::loaded in[FLIGHT];
     gathered g = {};
 
-    if (SHAPE::AHEAD && tile_row < end)
-        tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, 0, in);
     for (; tile_row < end; tile_row += step) {
-        typename F::loaded ahead[SHAPE::AHEAD ? FLIGHT : 1];
         float scale = 1.0f;
         uint2 codes[4];
         float sum[UNIT];
 
-        if constexpr (SHAPE::AHEAD)
-            tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row + step, col, count, 0, ahead);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const number row = tile_row + thread.row(r);
             values v = {};
 
-            if (!SHAPE::AHEAD && r % FLIGHT == 0)
+            if (r % FLIGHT == 0)
                 tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, r, in);
             /* Read after the loads are on their way; all but the first time from a cache. */
             if (r == 0)
@@ -682,8 +657,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
                     codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
                         job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
                 if (stores)
-                    store<SHAPE::STREAM & 1>(
-                        (uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col), codes[r % 4]);
+                    *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
             }
             if (SUMS)
 #pragma unroll
@@ -698,17 +672,13 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
         }
         __syncthreads();
         if (t.transposed != NULL)
-            transposed.template write<SHAPE::THREADS, WHOLE, (SHAPE::STREAM & 2) != 0>(
+            transposed.template write<SHAPE::THREADS, WHOLE>(
                 t.transposed, t.transposed_stride, tile_row, tile_col, t.cols);
         if constexpr (SUMS)
             if (t.partials != NULL)
                 sums.template write<SHAPE::THREADS>(t, tile_row, tile_col);
         if (tile_row + step < end)
             __syncthreads();
-        if constexpr (SHAPE::AHEAD)
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++)
-                in[i] = ahead[i];
     }
     gathered_publish<F, EXTREMES>(job, g);
 }
@@ -776,9 +746,8 @@ inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
     const int64_t cols = t.row != NULL ? t.row_stride : t.cols;
     const int64_t down = divide_up(rows, shape::HEIGHT);
     const int64_t across = divide_up(cols, shape::WIDTH);
-    const int64_t most = shape::GROUP == 0 ? 1 : shape::GROUP;
-    const int64_t group = down < most ? down : most;
-    const int64_t groups = divide_up(divide_up(down, group), shape::TILES);
+    const int64_t group = down < shape::GROUP ? down : (int64_t)shape::GROUP;
+    const int64_t groups = divide_up(down, group);
     geometry g;
 
     if (across > GRID_MAX)

@@ -141,7 +141,7 @@ template <bool BACKWARD> struct general {
 /* Nothing is loaded ahead, but much is held. */
 template <bool BACKWARD> struct fp8pipe_cuda::detail::tuning<general<BACKWARD>> {
     typedef row_shape<4, 1, 2> rows;
-    typedef tile_shape<4, 1, 8, 2, 8, 1, false> tiles;
+    typedef tile_shape<4, 1, 8, 2, 8> tiles;
 };
 /* It is slow whatever it is asked for. */
 template <bool BACKWARD> struct fp8pipe_cuda::detail::kernels<general<BACKWARD>, false> {

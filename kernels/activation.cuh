@@ -302,19 +302,19 @@ struct gated_backward {
 /* Of plain backward's, two of loads and much to compute: fewer blocks. */
 template <int A> struct fp8pipe_cuda::detail::tuning<activation::plain_backward<A>> {
     typedef row_shape<4, 4, 3> rows;
-    typedef tile_shape<4, 4, 8, 3, 4, 1, false> tiles;
+    typedef tile_shape<4, 4, 8, 3, 4> tiles;
 };
 template <int A> struct fp8pipe_cuda::detail::tuning<activation::plain_forward<A>> {
     typedef row_shape<4, 4, 4> rows;
-    typedef tile_shape<4, 4, 8, 4, 4, 1, false> tiles;
+    typedef tile_shape<4, 4, 8, 4, 4> tiles;
 };
 template <> struct fp8pipe_cuda::detail::tuning<activation::gated_forward> {
     typedef row_shape<4, 4, 3> rows;
-    typedef tile_shape<4, 4, 8, 3, 4, 1, false> tiles;
+    typedef tile_shape<4, 4, 8, 3, 4> tiles;
 };
 template <> struct fp8pipe_cuda::detail::tuning<activation::gated_backward> {
     typedef row_shape<4, 2, 3> rows;
-    typedef tile_shape<4, 2, 8, 3, 4, 1, false> tiles;
+    typedef tile_shape<4, 2, 8, 3, 4> tiles;
 };
 
 /* Of values that cost this much to make, one kernel for both formats is as fast. */

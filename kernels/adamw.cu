@@ -5,9 +5,9 @@
 #include "kernels/adamw.cuh"
 
 /* What is tried with bench/kernels --variants. */
-typedef adamw_shape<4, 2, 3, false, false> shape;
+typedef adamw_shape<4, 2, 3, false> shape;
 
-typedef adamw_shape<THREAD_QUADS, 4, 1, true, false> first_shape;
+typedef adamw_shape<THREAD_QUADS, 4, 1, true> first_shape;
 
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adamw_first_kernel(const __grid_constant__ kernel_adamw_args args)

@@ -21,10 +21,9 @@
 
 /*
  * A thread has QUADS quads of a part, 4, 8 or 16; BLOCKS fit on a multiprocessor. EXACT: quotients
- * and roots by the compiler; else by the same operations, checked once a quad. STREAMED: what is
- * written is evicted first from the caches.
+ * and roots by the compiler; else by the same operations, checked once a quad.
  */
-template <int QUADS_, int FLIGHT_, int BLOCKS_, bool EXACT_, bool STREAMED_> struct adamw_shape {
+template <int QUADS_, int FLIGHT_, int BLOCKS_, bool EXACT_> struct adamw_shape {
     enum {
         QUADS = QUADS_,
         FLIGHT = FLIGHT_,
@@ -38,7 +37,6 @@ template <int QUADS_, int FLIGHT_, int BLOCKS_, bool EXACT_, bool STREAMED_> str
         CHUNKS = ROWS / 16
     };
     static constexpr bool EXACT = EXACT_;
-    static constexpr bool STREAMED = STREAMED_;
     static_assert(QUADS == 4 || QUADS == 8 || QUADS == 16, "four rows are transposed at a time");
     static_assert(FLIGHT == 1 || FLIGHT == 2 || FLIGHT == 4, "which are whole flights");
 };
@@ -52,15 +50,11 @@ using fp8pipe_cuda::detail::fp8_two;
 
 /* ---- Outputs of a quad ---------------------------------------------------------------------- */
 
-template <bool STREAMED>
 static __device__ __forceinline__ void quad_store(float *to, int64_t at, int count, bool whole,
                                                   float4 x)
 {
     if (whole) {
-        if (STREAMED)
-            __stcs((float4 *)(to + at), x);
-        else
-            *(float4 *)(to + at) = x;
+        *(float4 *)(to + at) = x;
         return;
     }
     if (count > 0)
@@ -364,13 +358,13 @@ static __device__ __forceinline__ uint32_t state_step(const kernel_parameter &pa
 
     quad_step<SHAPE::EXACT || KIND::ANY>(factors, s.master, s.first, s.second,
                                          gradient_values(KIND::dtype(parameter), s.gradient));
-    quad_store<SHAPE::STREAMED>(parameter.master, at, count, whole, s.master);
-    quad_store<SHAPE::STREAMED>(parameter.first, at, count, whole, s.first);
-    quad_store<SHAPE::STREAMED>(parameter.second, at, count, whole, s.second);
+    quad_store(parameter.master, at, count, whole, s.master);
+    quad_store(parameter.first, at, count, whole, s.first);
+    quad_store(parameter.second, at, count, whole, s.second);
     g.largest = quad_amax(g.largest, s.master, count);
     if (KIND::average(parameter))
-        quad_store<SHAPE::STREAMED>(parameter.average, at, count, whole,
-                                    quad_average(factors.group, s.average, s.master));
+        quad_store(parameter.average, at, count, whole,
+                   quad_average(factors.group, s.average, s.master));
     if (parameter.copy != NULL)
         copy_store(parameter, at, count, whole, s.master);
     if (here.quantize) {

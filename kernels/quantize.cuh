@@ -57,11 +57,11 @@ struct fp8pipe_cuda::detail::folding<identity<DTYPE>> : identity_folding<DTYPE> 
 /* What is tried with bench/kernels --variants. */
 template <int DTYPE> struct identity_tuning {
     typedef fp8pipe_cuda::detail::row_shape<8, 4, 5> rows;
-    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 1, 1, false, 256> tiles;
+    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 1, 256> tiles;
 };
 template <> struct identity_tuning<FP8PIPE_FP32> {
     typedef fp8pipe_cuda::detail::row_shape<4, 4, 4> rows;
-    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 8, 1, false> tiles;
+    typedef fp8pipe_cuda::detail::tile_shape<4, 4, 8, 2, 8> tiles;
 };
 
 template <int DTYPE> struct fp8pipe_cuda::detail::tuning<identity<DTYPE>> : identity_tuning<DTYPE> {
