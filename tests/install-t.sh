@@ -14,7 +14,7 @@ esac
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 trap 'exit 1' HUP INT TERM
-mkdir "$stage/root" "$stage/work"
+mkdir "$stage/root" "$stage/lists"
 
 # A make of its own: not a part of the one that may run this test.
 fresh_make() {
@@ -48,8 +48,8 @@ exported_static() {
     nm -g --defined-only "$library/libfp8pipe.a" | awk 'NF == 3 { print $3 }' | sort -u
 }
 
-declared >"$stage/work/declared"
-ok "the headers declare functions" test -s "$stage/work/declared"
+declared >"$stage/lists/declared"
+ok "the headers declare functions" test -s "$stage/lists/declared"
 for kind in shared static; do
     case $kind in
     shared) file=$library/libfp8pipe.so ;;
@@ -59,21 +59,21 @@ for kind in shared static; do
         skip "no $kind library in this build"
         continue
     fi
-    exported_$kind >"$stage/work/$kind"
+    exported_$kind >"$stage/lists/$kind"
     none "the $kind library exports no other name than fp8pipe_*" \
-        grep -v '^fp8pipe_' "$stage/work/$kind"
+        grep -v '^fp8pipe_' "$stage/lists/$kind"
     none "the $kind library has every function that the headers declare" \
-        comm -23 "$stage/work/declared" "$stage/work/$kind"
+        comm -23 "$stage/lists/declared" "$stage/lists/$kind"
 done
 
 if [ -f "$library/libfp8pipe.so" ]; then
-    readelf -d "$library/libfp8pipe.so" >"$stage/work/dynamic"
-    none "the shared library has no rpath" grep -E 'RPATH|RUNPATH' "$stage/work/dynamic"
+    readelf -d "$library/libfp8pipe.so" >"$stage/lists/dynamic"
+    none "the shared library has no rpath" grep -E 'RPATH|RUNPATH' "$stage/lists/dynamic"
     none "the shared library needs nothing of CUDA's or C++'s" \
-        grep -E 'NEEDED.*(libcuda|libcublas|libstdc)' "$stage/work/dynamic"
+        grep -E 'NEEDED.*(libcuda|libcublas|libstdc)' "$stage/lists/dynamic"
     if grep -q 'l:libck\.a' "$library/libfp8pipe.la"; then
         none "the shared library brings its Concurrency Kit" \
-            grep -E 'NEEDED.*libck' "$stage/work/dynamic"
+            grep -E 'NEEDED.*libck' "$stage/lists/dynamic"
     fi
 fi
 
@@ -125,9 +125,9 @@ extern "C" enum fp8pipe_status enqueue(struct fp8pipe_stream *stream,
                               operand<FP8PIPE_BF16>::of(o->scale, "scale")});
 }
 END
-    } >"$stage/work/functor.cu"
+    } >"$stage/lists/functor.cu"
     "$nvcc" -std=c++17 -arch=sm_90 -Werror all-warnings -Xcompiler -Wall,-Wextra -I"$include" \
-        -c "$stage/work/functor.cu" -o "$stage/work/functor.o" && nm "$stage/work/functor.o" |
+        -c "$stage/lists/functor.cu" -o "$stage/lists/functor.o" && nm "$stage/lists/functor.o" |
         grep -q ' T enqueue$'
 }
 
@@ -141,8 +141,8 @@ fi
 # ---- The README's program ------------------------------------------------------------------------
 
 awk '/^```c$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$srcdir/README.md" \
-    >"$stage/work/readme.c"
-ok "the README shows a C program" grep -q 'main(' "$stage/work/readme.c"
+    >"$stage/lists/readme.c"
+ok "the README shows a C program" grep -q 'main(' "$stage/lists/readme.c"
 
 # COMPILER KIND: builds and runs the program with what pkg-config says and nothing else.
 try_program() {
@@ -151,10 +151,10 @@ try_program() {
     static) flags=$(pkgconfig --static --cflags --libs | sed 's/-lfp8pipe\>/-l:libfp8pipe.a/') ;;
     esac
     # shellcheck disable=SC2086
-    "$1" -Wall -Wextra -Werror "$stage/work/readme.c" -o "$stage/work/readme" $flags || return
-    ! readelf -d "$stage/work/readme" | grep -E 'RPATH|RUNPATH' || return
-    [ "$2" = shared ] || ! readelf -d "$stage/work/readme" | grep 'NEEDED.*libfp8pipe' || return
-    LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$stage/work/readme"
+    "$1" -Wall -Wextra -Werror "$stage/lists/readme.c" -o "$stage/lists/readme" $flags || return
+    ! readelf -d "$stage/lists/readme" | grep -E 'RPATH|RUNPATH' || return
+    [ "$2" = shared ] || ! readelf -d "$stage/lists/readme" | grep 'NEEDED.*libfp8pipe' || return
+    LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$stage/lists/readme"
 }
 
 if command -v pkg-config >/dev/null; then
