@@ -11,8 +11,6 @@
 
 #define float_bits fp8pipe_float_bits
 #define float_from_bits fp8pipe_float_from_bits
-#define convert_select fp8pipe_convert_select
-#define convert_round fp8pipe_convert_round
 #define bf16_to_float fp8pipe_bf16_to_float
 #define bf16_from_float fp8pipe_bf16_from_float
 #define fp16_to_float fp8pipe_fp16_to_float

@@ -8,9 +8,7 @@
 #include "kernels/convert.h"
 
 #define FP8_E4M3_MAX FP8PIPE_E4M3_MAX
-#define FP8_E5M2_MAX FP8PIPE_E5M2_MAX
 
-#define fp8_round fp8pipe_fp8_round
 #define fp8_e4m3_from_float fp8pipe_e4m3_from_float
 #define fp8_e5m2_from_float fp8pipe_e5m2_from_float
 #define fp8_e4m3_to_float fp8pipe_e4m3_to_float
