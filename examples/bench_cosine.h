@@ -19,6 +19,4 @@ struct bench_cosine {
 void bench_cosine_measure(struct bench_chain *chain, const struct bench_options *options,
                           struct bench_cosine *cosine);
 
-double bench_median(double *values, int64_t count); /* sorts them */
-
 #endif

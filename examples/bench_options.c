@@ -50,7 +50,8 @@ static const struct option known[] = {
     {"--dynamic", KIND_FLAG, AT(dynamic), 0, 0, NULL,
      "another aspect ratio each iteration, 240 to 256 tokens, instead of --seq_length"},
     {"--iters", KIND_NUMBER, AT(iterations), 1, 100000, NULL, "timed iterations (20)"},
-    {"--warmup", KIND_NUMBER, AT(warm_up), 1, 100000, NULL, "iterations before them (5)"},
+    {"--warmup", KIND_NUMBER, AT(warm_up), 1, 100000, NULL,
+     "iterations before them, at one shape (5)"},
     {"--backend", KIND_CHOICE, AT(backend), 0, 0, backends, "auto, host or cuda (auto)"},
     {"--issue", KIND_CHOICE, AT(is_inline), 0, 0, issues,
      "async: by launcher threads, or inline: by the caller's (async)"},
@@ -64,7 +65,7 @@ static const struct option known[] = {
      "do not measure the GPU's idle time, which costs a query an op"},
     {"--fixed_plans", KIND_FLAG, AT(fixed_plans), 0, 0, NULL,
      "each GEMM keeps its first plan: runs are the same to the bit"},
-    {"--tune", KIND_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs after the warm-up"},
+    {"--tune", KIND_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs of the warm-up"},
     {"--tune_file", KIND_TEXT, AT(tune_file), 0, 0, NULL,
      "load tuned GEMMs from this file; with --tune write them into it"},
     {"--json", KIND_TEXT, AT(json), 0, 0, NULL, "write the numbers to this file"},
@@ -94,6 +95,11 @@ void bench_options_help(FILE *file)
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         fprintf(file, "  %-13s %s\n", known[i].name, known[i].help);
     }
+    fputs(
+        "\nWith --dynamic only the largest shape is warmed up, and each iteration begins when the\n"
+        "one before is done. The first at each other shape is compared with the later ones at it;\n"
+        "--iters 36 has all of them three times.\n",
+        file);
 }
 
 static int set_number(const struct option *option, const char *value, int64_t *number, char *error,

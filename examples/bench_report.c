@@ -49,6 +49,13 @@ static void print_cosine(FILE *file, const struct bench_cosine *cosine)
             cosine->worst, cosine->where);
 }
 
+static void print_first(FILE *file, const struct bench_first *first)
+{
+    fprintf(file, "  %-19s %.3f ms median, %.3f x the later ones; at worst %.3f x, %lld tokens\n",
+            "first at a shape", first->ms_median, first->ratio_median, first->ratio_worst,
+            (long long)first->rows_worst);
+}
+
 void bench_report_print(FILE *file, const struct bench_options *options,
                         const struct bench_result *result)
 {
@@ -76,6 +83,9 @@ void bench_report_print(FILE *file, const struct bench_options *options,
     }
     fprintf(file, "  %-19s %.3f ms mean, %.3f median\n", "an iteration", result->ms_mean,
             result->ms_median);
+    if (result->first.shapes > 0) {
+        print_first(file, &result->first);
+    }
     fprintf(file, "  %-19s %.3f ms mean, %.3f median\n", "on the stream", result->stream_ms_mean,
             result->stream_ms_median);
     fprintf(file, "  %-19s %.3f ms for %.0f ops\n", "caller's CPU", result->caller_cpu_ms,
@@ -143,6 +153,15 @@ static void json_floor(FILE *file, const struct bench_options *options,
     fprintf(file, "}");
 }
 
+static void json_first(FILE *file, const struct bench_first *first)
+{
+    json_number(file, "first_at_shape_shapes", (double)first->shapes);
+    json_number(file, "first_at_shape_ms_median", first->ms_median);
+    json_number(file, "first_at_shape_ratio_median", first->ratio_median);
+    json_number(file, "first_at_shape_ratio_worst", first->ratio_worst);
+    json_number(file, "first_at_shape_tokens_worst", (double)first->rows_worst);
+}
+
 static void json_times(FILE *file, const struct bench_options *options,
                        const struct bench_result *result)
 {
@@ -157,6 +176,9 @@ static void json_times(FILE *file, const struct bench_options *options,
     }
     json_number(file, "ms_mean", result->ms_mean);
     json_number(file, "ms_median", result->ms_median);
+    if (result->first.shapes > 0) {
+        json_first(file, &result->first);
+    }
     json_number(file, "stream_ms_mean", result->stream_ms_mean);
     json_number(file, "stream_ms_median", result->stream_ms_median);
     json_number(file, "caller_cpu_ms", result->caller_cpu_ms);

@@ -7,36 +7,15 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_median.h"
 #include "bench_pass.h"
 
-/* Iterations that are enqueued while another one runs. */
+/* Iterations that are enqueued while another one runs; of those that change shapes none is, so that
+ * the time of each is its own. */
 #define AHEAD 3
+#define AHEAD_DYNAMIC 1
 #define PROFILED_OPS (1u << 16)
 #define INFINITY_BITS 0x7F800000u
-
-/* ---- Shapes --------------------------------------------------------------------------------- */
-
-static const int64_t aspects[][2] = {{16, 16}, {12, 20}, {20, 12}, {14, 18}, {18, 14}, {10, 24},
-                                     {24, 10}, {11, 22}, {22, 11}, {13, 19}, {19, 13}, {15, 17}};
-#define ASPECTS ((int64_t)(sizeof(aspects) / sizeof(aspects[0])))
-
-/* Tokens of iteration i: in a dynamic run all aspect ratios in turn, shuffled anew each time. */
-static int64_t rows_at(const struct bench_options *options, int64_t i)
-{
-    uint64_t key = (uint64_t)options->seed + (uint64_t)(i / ASPECTS) * 0x9E3779B97F4A7C15u;
-    int64_t order[ASPECTS];
-
-    if (!options->dynamic) {
-        return options->batch * options->tokens;
-    }
-    for (int64_t k = 0; k < ASPECTS; k++) {
-        int64_t at = (int64_t)(bench_uniform(key, (uint64_t)k) * (float)(k + 1));
-
-        order[k] = order[at];
-        order[at] = k;
-    }
-    return options->batch * aspects[order[i % ASPECTS]][0] * aspects[order[i % ASPECTS]][1];
-}
 
 /* ---- Clocks --------------------------------------------------------------------------------- */
 
@@ -192,6 +171,7 @@ struct times {
     struct bench_marks marks; /* iterations + 1 */
     double *wall_ms;          /* iterations */
     double *stream_ms;
+    int64_t *rows;
     fp8pipe_ticket *tickets;
     int64_t caller_ns;
     double total_ms;
@@ -201,8 +181,9 @@ static int times_create(struct times *times, enum fp8pipe_backend backend, int64
 {
     *times = (struct times){.wall_ms = calloc((size_t)iterations, sizeof(double)),
                             .stream_ms = calloc((size_t)iterations, sizeof(double)),
+                            .rows = calloc((size_t)iterations, sizeof(int64_t)),
                             .tickets = calloc((size_t)iterations, sizeof(fp8pipe_ticket))};
-    return !times->wall_ms || !times->stream_ms || !times->tickets ||
+    return !times->wall_ms || !times->stream_ms || !times->rows || !times->tickets ||
                    bench_marks_create(&times->marks, backend, iterations + 1) != 0
                ? -1
                : 0;
@@ -212,6 +193,7 @@ static void times_clear(struct times *times)
 {
     bench_marks_clear(&times->marks);
     free(times->tickets);
+    free(times->rows);
     free(times->stream_ms);
     free(times->wall_ms);
 }
@@ -227,10 +209,10 @@ static void finish(struct bench_chain *chain, struct times *times, int64_t i, in
     *before_ns = now_ns;
 }
 
-static void iterate(struct bench_chain *chain, struct bench_model *model, int64_t first,
-                    struct times *times)
+static void iterate(struct bench_chain *chain, struct bench_model *model, struct times *times)
 {
     int64_t count = model->options.iterations;
+    int64_t ahead = model->options.dynamic ? AHEAD_DYNAMIC : AHEAD;
     int64_t begun_ns;
     int64_t before_ns;
 
@@ -238,20 +220,21 @@ static void iterate(struct bench_chain *chain, struct bench_model *model, int64_
     bench_chain_drain(chain);
     begun_ns = before_ns = bench_now_ns();
     for (int64_t i = 0; i < count; i++) {
-        struct bench_pass pass = {.rows = rows_at(&model->options, first + i),
+        struct bench_pass pass = {.rows = bench_shapes_rows(&model->options, i),
                                   .train = model->options.train};
         int64_t cpu_ns;
 
-        if (i >= AHEAD) {
-            finish(chain, times, i - AHEAD, &before_ns);
+        if (i >= ahead) {
+            finish(chain, times, i - ahead, &before_ns);
         }
         cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
         bench_pass_run(chain, model, &pass);
         times->caller_ns += clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_ns;
         mark(chain, &times->marks, i + 1);
+        times->rows[i] = pass.rows;
         times->tickets[i] = chain->last;
     }
-    for (int64_t i = count > AHEAD ? count - AHEAD : 0; i < count; i++) {
+    for (int64_t i = count > ahead ? count - ahead : 0; i < count; i++) {
         finish(chain, times, i, &before_ns);
     }
     times->total_ms = 1e-6 * (double)(before_ns - begun_ns);
@@ -280,13 +263,13 @@ static void summarise(struct times *times, int64_t count, const struct fp8pipe_s
     result->plans_refined = (double)after[1].plans_refined;
 }
 
+/* At the most tokens alone: in a dynamic run every other shape is new to the timed iterations. */
 static void warm_up(struct bench_chain *chain, struct bench_model *model, int64_t opened_ns,
                     struct bench_result *result)
 {
-    for (int64_t i = 0; i < model->options.warm_up; i++) {
-        struct bench_pass pass = {.rows = rows_at(&model->options, i),
-                                  .train = model->options.train};
+    struct bench_pass pass = {.rows = model->rows, .train = model->options.train};
 
+    for (int64_t i = 0; i < model->options.warm_up; i++) {
         bench_pass_run(chain, model, &pass);
         bench_chain_drain(chain);
         if (i == 0) {
@@ -298,8 +281,6 @@ static void warm_up(struct bench_chain *chain, struct bench_model *model, int64_
 void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64_t opened_ns,
                      struct bench_result *result)
 {
-    int64_t first = model->options.warm_up;
-    int64_t rows = rows_at(&model->options, first);
     struct fp8pipe_stats before[2]; /* of lane 0, and of all lanes */
     struct fp8pipe_stats after[2];
     struct times times;
@@ -310,7 +291,7 @@ void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64
     if (model->options.tune) {
         tune(chain, model);
     }
-    bench_run_check(chain, model, rows, result);
+    bench_run_check(chain, model, model->rows, result);
     if (chain->status != FP8PIPE_OK || result->fault[0]) {
         return;
     }
@@ -320,7 +301,7 @@ void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64
         stats(chain, 0, &before[0]);
         stats(chain, -1, &before[1]);
         enqueued = chain->enqueued;
-        iterate(chain, model, first, &times);
+        iterate(chain, model, &times);
         /* But for the marks. */
         result->ops =
             (double)(chain->enqueued - enqueued - 1) / (double)model->options.iterations - 1.0;
@@ -329,12 +310,17 @@ void bench_run_timed(struct bench_chain *chain, struct bench_model *model, int64
         if (model->options.train) {
             result->loss = check_losses(chain, model, result);
         }
+        if (model->options.dynamic &&
+            bench_shapes_first(times.rows, times.wall_ms, model->options.iterations, model->rows,
+                               &result->first) != 0) {
+            bench_chain_keep(chain, FP8PIPE_ENOMEM, "times");
+        }
         summarise(&times, model->options.iterations, before, after, !model->options.no_idle,
                   result);
         if (model->options.profile) {
-            profile(chain, model, rows);
+            profile(chain, model, model->rows);
         }
-        bench_run_check(chain, model, rows, result);
+        bench_run_check(chain, model, model->rows, result);
     }
     times_clear(&times);
 }

@@ -8,6 +8,7 @@
 #include "bench_cosine.h"
 #include "bench_floor.h"
 #include "bench_model.h"
+#include "bench_shapes.h"
 
 #define BENCH_FAULT_BYTES 160
 
@@ -31,6 +32,7 @@ struct bench_result {
     double plans;
     double plans_borrowed;
     double plans_refined;
+    struct bench_first first; /* of a dynamic run */
     bool has_cosine;
     struct bench_cosine cosine;
     bool has_floor;

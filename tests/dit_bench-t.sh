@@ -42,6 +42,18 @@ timed() {
     run "$@" && positive ms_mean ms_median stream_ms_mean stream_ms_median first_ms ops memory_bytes
 }
 
+# Every aspect ratio comes three times, and all but the largest, whose tokens no other has, are new.
+dynamic() {
+    timed "$@" --dynamic --batch_size 1 --iters 36 &&
+        positive first_at_shape_ms_median first_at_shape_ratio_median first_at_shape_ratio_worst &&
+        [ "$(number first_at_shape_shapes)" = 5 ] &&
+        grep -q 'first at a shape .* x the later ones; at worst .* tokens' "$work/out"
+}
+
+fixed() {
+    timed "$@" && ! grep first_at_shape "$work/json" && ! grep 'first at' "$work/out"
+}
+
 trains() {
     timed "$@" --mode train && positive loss
 }
@@ -116,7 +128,9 @@ backend_tests() {
     ok "$b: FP8 is near float32" same_loss 2e-2 "$b --dtype fp32" "$b --dtype fp8"
     ok "$b: sizes that fit no alignment" timed "$b" --batch_size 1 --seq_length 3 --hidden_size 24 \
         --mlp_ratio 7
-    ok "$b: another shape each iteration" timed "$b" --dynamic --batch_size 1 --iters 14
+    ok "$b: another shape each iteration" dynamic "$b"
+    ok "$b: in forwards alone too" dynamic "$b" --mode forward
+    ok "$b: nothing is the first at a fixed shape" fixed "$b"
     ok "$b: the floor" run "$b" --floor
     ok "$b: the floor's numbers" positive floor_ms over_floor copy_bytes_per_s
     ok "$b: losses on fresh batches" losses "$b"
