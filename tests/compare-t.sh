@@ -14,7 +14,8 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 cd "$work" || exit 1
 
-# Both note how they were called. Ours takes 2 ms a sample, theirs 3; bf16 is not finite at batch 1.
+# Both note how they were called. Without a file for its numbers ours is only asked whether it runs.
+# Ours takes 2 ms a sample, theirs 3; bf16 is not finite at batch 1.
 cat >common <<'END'
 echo "$0 $*" >>calls
 cases=
@@ -44,6 +45,14 @@ rows() {
 END
 cat >ours <<'END'
 #!/bin/sh
+case $* in
+*--json*) ;;
+*)
+    echo "$*" >>asked
+    [ ! -e no_gpu ] || { echo "dit_bench: no CUDA device" >&2; exit 2; }
+    exit
+    ;;
+esac
 . ./common
 [ "$dtype" != fp32 ] || { echo "no memory for this" >&2; exit 1; }
 echo "{\"rows\": [$(rows 2)]}" >"$json"
@@ -59,7 +68,7 @@ END
 chmod +x ours theirs
 
 run() {
-    rm -f calls result.json
+    rm -f asked calls result.json
     python3 "$compare" --dit_bench ./ours --python ./theirs --json result.json "$@" >out 2>&1
 }
 
@@ -87,6 +96,7 @@ ok "has a line for each of our types" says '^fp8pipe fp8  +16.25 +1.00 +0.50 +2.
 ok "not finite is no time" says '^fp8pipe bf16  +16.25 +1.00 +0.50 +2.0 +not finite *$'
 ok "no peer runs" calls_are './ours train ./ours train ./ours train ./ours train'
 ok "options of ours are passed on" grep -q -- '--dtype fp8 --tune .*--iters 20' calls
+ok "on CUDA" sh -c 'test "$(grep -c -- "ours --backend cuda" calls)" = 4'
 ok "the file has all rows, the card and the command" json \
     "len(r['rows']) == 4 and r['card'] == 'a card' and '--peer none' in r['command'] and
      r['rows'][0]['name'] == 'fp8pipe fp8' and r['notes'] == []"
@@ -116,4 +126,22 @@ ok "without any result it fails" fails run --mode train --case 8x240 --peer none
     --ours 'fp32=--dtype fp32'
 ok "and says what each run said" \
     says '^no time: train, fp8pipe fp32, 8x240: exit status 1: no memory for this$'
+
+refused() {
+    run "$@"
+    [ $? = 1 ] && [ ! -e calls ] && [ "$(wc -l <out)" = 1 ] || {
+        cat out
+        return 1
+    }
+}
+touch no_gpu
+ok "without a CUDA device nothing is run" refused --case 8x240 --peer bf16
+ok "and it says why" says '^compare: dit_bench --backend cuda does not run here: no CUDA device$'
+ok "nor where one of ours is for CUDA" refused --ours 'host=--dtype fp8 --backend host' \
+    --ours 'cuda=--dtype fp8'
+ok "a backend that is named is not asked for another" run --case 8x240 --peer none \
+    --common '--backend host'
+ok "and is the only one named" sh -c '! grep cuda calls && test ! -e asked'
+rm no_gpu
+ok "a program that is not there" refused --dit_bench ./no_such_program
 done_testing

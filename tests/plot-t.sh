@@ -7,14 +7,28 @@ plot=$(cd "$srcdir/bench" && pwd)/plot
 
 [ -z "${FP8PIPE_SANITIZER:-}" ] || skip_all "a figure is the same in every build"
 command -v python3 >/dev/null || skip_all "python3 is not there"
-python3 -c 'import matplotlib' 2>/dev/null || skip_all "matplotlib is not there"
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 cd "$work" || exit 1
-mkdir results out
+mkdir results out none
 export MPLCONFIGDIR="$work"
+
+# A matplotlib that cannot be imported stands in for one that is not there.
+echo 'raise ImportError("No module named matplotlib")' >none/matplotlib.py
+without_matplotlib() {
+    PYTHONPATH=none python3 "$plot" --results results --out out >report 2>&1
+    [ $? = 1 ] && [ "$(wc -l <report)" = 1 ] && grep -q 'pip install matplotlib' report || {
+        cat report
+        return 1
+    }
+}
+ok "without matplotlib it says what to install, in one sentence" without_matplotlib
+if ! python3 -c 'import matplotlib' 2>/dev/null; then
+    skip "matplotlib is not there"
+    done_testing
+    exit
+fi
 
 draw() {
     python3 "$plot" --results results --out out "$@" >report 2>&1 || {
