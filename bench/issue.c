@@ -19,12 +19,15 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "cuda/plan.h"
+#include "examples/arguments.h"
 #include "fp8pipe.h"
 #include "kernels/fp8.h"
 
@@ -566,24 +569,34 @@ static void table_chains(void)
     }
 }
 
+struct arguments {
+    int64_t runs;
+    FILE *json; /* or NULL */
+    bool help;
+};
+
+static struct arguments parse(int argc, char **argv)
+{
+    static const struct argument known[] = {
+        {"--runs", ARGUMENT_NUMBER, offsetof(struct arguments, runs), 1, 100000, NULL,
+         "times of which the median is taken (20)"},
+        {"--json", ARGUMENT_OUTPUT, offsetof(struct arguments, json), 0, 0, NULL,
+         "write the numbers to this file"},
+        {"--help", ARGUMENT_FLAG, offsetof(struct arguments, help), 0, 0, NULL, "this text"},
+        {.name = NULL},
+    };
+    struct arguments arguments = {.runs = 20};
+
+    arguments_take("issue", known, argc, argv, &arguments);
+    return arguments;
+}
+
 int main(int argc, char **argv)
 {
-    int runs = 20;
+    struct arguments arguments = parse(argc, argv);
+    int runs = (int)arguments.runs;
 
-    for (int i = 1; i < argc; i++) {
-        if (i + 1 < argc && strcmp(argv[i], "--runs") == 0 && atoi(argv[i + 1]) > 0) {
-            runs = atoi(argv[++i]);
-        } else if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
-            json = fopen(argv[++i], "w");
-            if (json == NULL) {
-                fprintf(stderr, "issue: --json %s: %s\n", argv[i], strerror(errno));
-                return 2;
-            }
-        } else {
-            fprintf(stderr, "usage: issue [--runs N] [--json FILE]\n");
-            return 2;
-        }
-    }
+    json = arguments.json;
     if (json != NULL) {
         fprintf(json,
                 "{\"version\": \"%s\", \"backend\": \"cuda\", \"results\": [\n"

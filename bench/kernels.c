@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "examples/arguments.h"
 #include "kernels/convert.h"
 
 #define ROWS 8192
@@ -28,17 +29,20 @@
 #define SETS_BYTES (INT64_C(512) << 20) /* of one case's sets: ten times the L2 cache */
 #define SIZES_MAX 8
 #define REPEATS_MAX 1000
+#define MIB_MAX 4096
 
 static const struct bench_case *const tables[] = {quantize_cases, activation_cases, modulate_cases,
                                                   adamw_cases};
 
 struct options {
+    const char *sizes_text;
     int64_t mib[SIZES_MAX];
     int sizes;
-    int repeats;
-    const char *only;
-    bool variants;
+    int64_t repeats;
+    const char *only; /* these: NULL, or given */
     FILE *json;
+    bool variants;
+    bool help;
 };
 
 /* What is launched over and over: a case with its sets, or a copy. */
@@ -256,9 +260,9 @@ static void measure(const struct bench_case *bench, const struct options *option
         took[at] = subject_time(&subject, false);
         warm[at] = subject_time(&subject, true);
     }
-    us = median(took, options->repeats);
-    warm_us = median(warm, options->repeats);
-    copy_us = median(copied, options->repeats);
+    us = median(took, (int)options->repeats);
+    warm_us = median(warm, (int)options->repeats);
+    copy_us = median(copied, (int)options->repeats);
     gbs = (double)subject.bytes / us * 1e-3;
     copy_gbs = (double)copy->bytes / copy_us * 1e-3;
     printf("%-64s %4lld %8.2f %7.0f %6.1f %8.2f %8.2f\n", bench->name, (long long)mib, (double)us,
@@ -291,52 +295,48 @@ static void run_table(const struct bench_case *table, const struct options *opti
 
 /* ---- Options ------------------------------------------------------------------------------ */
 
-static long long number(const char *option, const char **text, long long most)
+/* "32,128" */
+static void parse_sizes(struct options *options)
 {
-    char *rest;
-    long long value;
+    const char *text = options->sizes_text;
 
-    errno = 0;
-    value = strtoll(*text, &rest, 10);
-    if (rest == *text || errno != 0 || value < 1 || value > most)
-        bench_fail("%s %s: a number from 1 to %lld", option, *text, most);
-    *text = rest;
-    return value;
+    options->sizes = 0;
+    do {
+        char *rest;
+        long long value;
+
+        if (options->sizes == SIZES_MAX)
+            bench_fail("--mib: up to %d sizes", SIZES_MAX);
+        errno = 0;
+        value = strtoll(text, &rest, 10);
+        if (rest == text || (*rest != '\0' && *rest != ',') || errno != 0 || value < 1 ||
+            value > MIB_MAX)
+            bench_fail("--mib %s: numbers from 1 to %d, with commas between", text, MIB_MAX);
+        options->mib[options->sizes++] = value;
+        text = rest;
+    } while (*text == ',' && *++text != '\0');
 }
 
 static struct options parse(int argc, char **argv)
 {
-    struct options options = {.mib = {32, 128}, .sizes = 2, .repeats = 50};
+    static const struct argument known[] = {
+        {"--mib", ARGUMENT_TEXT, offsetof(struct options, sizes_text), 0, 0, NULL,
+         "sizes, with commas between (32,128)"},
+        {"--repeats", ARGUMENT_NUMBER, offsetof(struct options, repeats), 1, REPEATS_MAX, NULL,
+         "times of which the median is taken (50)"},
+        {"--only", ARGUMENT_TEXT, offsetof(struct options, only), 0, 0, NULL,
+         "cases with this in their name alone"},
+        {"--variants", ARGUMENT_FLAG, offsetof(struct options, variants), 0, 0, NULL,
+         "shapes of kernels that are not the library's too"},
+        {"--json", ARGUMENT_OUTPUT, offsetof(struct options, json), 0, 0, NULL,
+         "write the numbers to this file"},
+        {"--help", ARGUMENT_FLAG, offsetof(struct options, help), 0, 0, NULL, "this text"},
+        {.name = NULL},
+    };
+    struct options options = {.sizes_text = "32,128", .repeats = 50};
 
-    for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-
-        if (strcmp(argv[i], "--variants") == 0) {
-            options.variants = true;
-            continue;
-        }
-        if (value == NULL)
-            bench_fail("%s: unknown, or without its value", argv[i]);
-        if (strcmp(argv[i], "--mib") == 0) {
-            options.sizes = 0;
-            do {
-                if (options.sizes == SIZES_MAX)
-                    bench_fail("--mib: up to %d sizes", SIZES_MAX);
-                options.mib[options.sizes++] = number("--mib", &value, 4096);
-            } while (*value == ',' && *++value != '\0');
-        } else if (strcmp(argv[i], "--repeats") == 0) {
-            options.repeats = (int)number("--repeats", &value, REPEATS_MAX);
-        } else if (strcmp(argv[i], "--only") == 0) {
-            options.only = value;
-        } else if (strcmp(argv[i], "--json") == 0) {
-            options.json = fopen(value, "w");
-            if (options.json == NULL)
-                bench_fail("--json %s: %s", value, strerror(errno));
-        } else {
-            bench_fail("%s: unknown", argv[i]);
-        }
-        i++;
-    }
+    arguments_take("kernels", known, argc, argv, &options);
+    parse_sizes(&options);
     return options;
 }
 
@@ -353,12 +353,12 @@ int main(int argc, char **argv)
     bench_must(cudaEventCreate(&begin));
     bench_must(cudaEventCreate(&end));
     printf("%s, driver %d, runtime %d; medians of %d\n", device.name, driver, runtime,
-           options.repeats);
+           (int)options.repeats);
     if (options.json != NULL)
         fprintf(options.json,
                 "{\n  \"device\": \"%s\",\n  \"driver\": %d,\n  \"runtime\": %d,\n"
                 "  \"repeats\": %d,\n  \"kernels\": [",
-                device.name, driver, runtime, options.repeats);
+                device.name, driver, runtime, (int)options.repeats);
     printf("%-64s %4s %8s %7s %6s %8s %8s\n", "kernel", "MiB", "us", "GB/s", "% copy", "warm us",
            "copy us");
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)

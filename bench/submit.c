@@ -15,11 +15,14 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "examples/arguments.h"
 #include "fp8pipe.h"
 
 #define CALL_NS 10000
@@ -352,16 +355,34 @@ static void bursts(int runs, FILE *json)
     free(total_ns);
 }
 
-static int number(const char *option, const char *text)
-{
-    char *end;
-    long value = strtol(text, &end, 10);
+struct arguments {
+    int64_t ops;
+    int64_t runs;
+    enum fp8pipe_backend backend;
+    FILE *json; /* or NULL */
+    bool help;
+};
 
-    if (*text == '\0' || *end != '\0' || value < 1 || value > 10000000) {
-        fprintf(stderr, "submit: %s = %s: it is 1 to 10000000\n", option, text);
-        exit(2);
-    }
-    return (int)value;
+static struct arguments parse(int argc, char **argv)
+{
+    static const struct argument_choice backends[] = {
+        {"host", FP8PIPE_BACKEND_HOST}, {"cuda", FP8PIPE_BACKEND_CUDA}, {NULL, 0}};
+    static const struct argument known[] = {
+        {"--ops", ARGUMENT_NUMBER, offsetof(struct arguments, ops), 1, 10000000, NULL,
+         "submits of each caller (20000)"},
+        {"--runs", ARGUMENT_NUMBER, offsetof(struct arguments, runs), 1, 10000000, NULL,
+         "bursts (30)"},
+        {"--backend", ARGUMENT_CHOICE, offsetof(struct arguments, backend), 0, 0, backends,
+         "host or cuda (host)"},
+        {"--json", ARGUMENT_OUTPUT, offsetof(struct arguments, json), 0, 0, NULL,
+         "write the numbers to this file"},
+        {"--help", ARGUMENT_FLAG, offsetof(struct arguments, help), 0, 0, NULL, "this text"},
+        {.name = NULL},
+    };
+    struct arguments arguments = {.ops = 20000, .runs = 30, .backend = FP8PIPE_BACKEND_HOST};
+
+    arguments_take("submit", known, argc, argv, &arguments);
+    return arguments;
 }
 
 int main(int argc, char **argv)
@@ -377,29 +398,10 @@ int main(int argc, char **argv)
         {"forward, launcher parked", FP8PIPE_ASYNC, KIND_FORWARD, 1, 1},
         {"forward, INLINE", FP8PIPE_INLINE, KIND_FORWARD, 1, 0},
     };
-    int ops = 20000, runs = 30;
-    FILE *json = NULL;
+    struct arguments arguments = parse(argc, argv);
+    FILE *json = arguments.json;
 
-    for (int i = 1; i < argc; i++) {
-        if (i + 1 < argc && strcmp(argv[i], "--ops") == 0) {
-            ops = number("--ops", argv[++i]);
-        } else if (i + 1 < argc && strcmp(argv[i], "--runs") == 0) {
-            runs = number("--runs", argv[++i]);
-        } else if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
-            json = fopen(argv[++i], "w");
-            if (json == NULL) {
-                fprintf(stderr, "submit: --json %s: %s\n", argv[i], strerror(errno));
-                return 2;
-            }
-        } else if (i + 1 < argc && strcmp(argv[i], "--backend") == 0 &&
-                   (strcmp(argv[i + 1], "host") == 0 || strcmp(argv[i + 1], "cuda") == 0)) {
-            backend = argv[++i][0] == 'h' ? FP8PIPE_BACKEND_HOST : FP8PIPE_BACKEND_CUDA;
-        } else {
-            fprintf(stderr, "usage: submit [--ops N] [--runs N] [--backend host|cuda] "
-                            "[--json FILE]\n");
-            return 2;
-        }
-    }
+    backend = arguments.backend;
     if (json != NULL) {
         fprintf(json, "{\"version\": \"%s\", \"backend\": \"%s\", \"submits\": [\n",
                 fp8pipe_version(), backend == FP8PIPE_BACKEND_HOST ? "host" : "cuda");
@@ -407,7 +409,7 @@ int main(int argc, char **argv)
     printf("%-26s %10s %10s %12s %8s %6s\n", "submit", "median ns", "p99 ns", "longest ns",
            "parked", "full");
     for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
-        struct result result = measure(&settings[i], ops);
+        struct result result = measure(&settings[i], (int)arguments.ops);
 
         printf("%-26s %10lld %10lld %12lld %8llu %6llu\n", settings[i].name,
                (long long)result.median_ns, (long long)result.p99_ns, (long long)result.max_ns,
@@ -425,7 +427,7 @@ int main(int argc, char **argv)
     if (json != NULL) {
         fprintf(json, " ],\n");
     }
-    bursts(runs, json);
+    bursts((int)arguments.runs, json);
     if (json != NULL) {
         fprintf(json, "}\n");
         if (fclose(json) != 0) {

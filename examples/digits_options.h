@@ -15,6 +15,7 @@
 #include "digits_model.h"
 
 struct digits_options {
+    enum digits_dtype dtype;                 /* as given; DIGITS_DTYPES: compare */
     enum digits_dtype dtypes[DIGITS_DTYPES]; /* to train, in this order */
     int dtype_count;
     int64_t steps;
