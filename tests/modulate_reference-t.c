@@ -1,5 +1,5 @@
-/* Guards what modulate's tests compare with: its gradients are those of a loss of its own forward, by
- * finite differences. */
+/* Guards what modulate's tests compare with: its gradients are those of a loss of its own forward,
+ * by finite differences. */
 #include <math.h>
 #include <stdlib.h>
 

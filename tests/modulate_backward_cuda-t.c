@@ -1,0 +1,178 @@
+/*
+ * The CUDA kernels of modulate's backward and its sums by group against their host twins: the same
+ * inputs, the same bits in every output and around it, but for a NaN's payload, twice.
+ */
+#include "modulate_twins.h"
+
+#include "kernels/convert.h"
+
+/* The outputs by row of gate, scale or shift: for each token, or partial sums and then sums. */
+struct summed {
+    struct kernel_group_sums_args args[2];
+    bool wanted;
+};
+
+static void sum_later(struct side *s, const char *name, struct kernel_view by_token[2],
+                      float *partials[2], struct summed *summed)
+{
+    const struct shape *shape = s->shape;
+    struct kernel_view views[2];
+    int64_t parts = (shape->rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
+    float *room[2];
+
+    summed->wanted = side_next(s);
+    if (!summed->wanted)
+        return;
+    side_place(s, name, shape->groups == 0 ? shape->rows : shape->groups, false, false, views);
+    if (shape->groups == 0) {
+        by_token[0] = views[0];
+        by_token[1] = views[1];
+        summed->wanted = false;
+        return;
+    }
+    side_floats(s, name, (parts + shape->groups) * shape->cols, false, room);
+    for (int side = 0; side < 2; side++) {
+        partials[side] = room[side];
+        summed->args[side] = (struct kernel_group_sums_args){
+            .partials = room[side],
+            .rows = shape->rows,
+            .groups = shape->groups,
+            .cols = shape->cols,
+            .out = views[side],
+        };
+    }
+}
+
+static bool backward_agrees(const struct shape *shape)
+{
+    struct side s = {.shape = shape};
+    struct kernel_modulate_backward_args args[2];
+    struct kernel_view views[2], by_token[2];
+    int64_t groups = shape->groups == 0 ? shape->rows : shape->groups;
+    int64_t parts = (shape->rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
+    struct fp8pipe_quantize_target targets[2];
+    struct summed summed[3];
+    const int32_t *rows_of[2] = {NULL, NULL};
+    struct entry *sums;
+    uint8_t *before[TWINS];
+    float *values[2];
+    bool quantizes, equal;
+
+    memset(args, 0, sizeof(args));
+    memset(summed, 0, sizeof(summed));
+    PLACE(x_out, "x_out", shape->rows, false, true);
+    if (side_next(&s))
+        PLACE(dz, "dz", shape->rows, false, true);
+    if (side_next(&s)) {
+        PLACE(dx_out, "dx_out", shape->rows, false, true);
+        if (side_next(&s)) {
+            args[0].dx = args[0].dx_out;
+            args[1].dx = args[1].dx_out;
+        }
+    }
+    if (args[0].dx.data == NULL && side_next(&s))
+        PLACE(dx, "dx", shape->rows, false, false);
+    if (side_next(&s))
+        PLACE(dy, "dy", shape->rows, false, false);
+    if (side_next(&s))
+        PLACE(gate, "gate", groups, true, true);
+    if (side_next(&s))
+        PLACE(scale, "scale", groups, true, true);
+#define SUM_LATER(token_field, partials_field, name, at)                                           \
+    do {                                                                                           \
+        memset(by_token, 0, sizeof(by_token));                                                     \
+        values[0] = values[1] = NULL;                                                              \
+        sum_later(&s, name, by_token, values, &summed[at]);                                        \
+        args[0].token_field = by_token[0];                                                         \
+        args[1].token_field = by_token[1];                                                         \
+        args[0].partials_field = values[0];                                                        \
+        args[1].partials_field = values[1];                                                        \
+    } while (0)
+    if (side_next(&s)) {
+        PLACE(y, "y", shape->rows, false, true);
+        SUM_LATER(dgate, gate_partials, "dgate", 0);
+    }
+    SUM_LATER(dscale, scale_partials, "dscale", 1);
+    SUM_LATER(dshift, shift_partials, "dshift", 2);
+    /* Both ways of the tiles: with weight and bias, and without. */
+    if (side_next(&s)) {
+        if (side_next(&s))
+            FLOATS(weight, "weight", shape->cols, true);
+        if (side_next(&s))
+            FLOATS(bias, "bias", shape->cols, true);
+        if (side_next(&s))
+            FLOATS(weight_partials, "weight_partials", parts * shape->cols, false);
+        if (side_next(&s))
+            FLOATS(bias_partials, "bias_partials", parts * shape->cols, false);
+    }
+    side_floats(&s, "mean", shape->rows, true, values);
+    args[0].mean = values[0];
+    args[1].mean = values[1];
+    side_floats(&s, "rstd", shape->rows, true, values);
+    args[0].rstd = values[0];
+    args[1].rstd = values[1];
+    if (shape->norm != FP8PIPE_NORM_NONE)
+        FLOATS(row_means, "row means", 2 * shape->rows, false);
+    if (shape->groups > 1)
+        side_take_rows(&s, rows_of);
+    quantizes = side_next(&s) || side_next(&s);
+    sums = side_aim(&s, quantizes, targets);
+    memory_upload(&s.memory);
+    for (int side = 0; side < 2; side++) {
+        args[side].rows = shape->rows;
+        args[side].cols = shape->cols;
+        args[side].rows_of = rows_of[side];
+        args[side].norm = shape->norm;
+        args[side].target = targets[side];
+    }
+    for (int time = 0; time < 2; time++) {
+        launched(kernel_modulate_backward_cuda(&args[1], NULL), "modulate_backward");
+        for (int i = 0; i < 3; i++)
+            if (summed[i].wanted) {
+                summed[i].args[1].rows_of = rows_of[1];
+                launched(kernel_group_sums_cuda(&summed[i].args[1], NULL), "group_sums");
+            }
+        if (time == 0) {
+            for (int i = 0; i < s.memory.count; i++)
+                before[i] = twin_download(&s.memory.of[i].twin);
+            memory_upload(&s.memory);
+        }
+    }
+    equal = memory_repeats(&s.memory, before);
+    kernel_modulate_backward_host(&args[0]);
+    for (int i = 0; i < 3; i++)
+        if (summed[i].wanted) {
+            summed[i].args[0].rows_of = rows_of[0];
+            kernel_group_sums_host(&summed[i].args[0]);
+        }
+    equal &= memory_equal(&s.memory);
+    if (quantizes && targets[0].amax != NULL)
+        equal &= memory_sums_agree(sums, float_from_bits(*targets[0].amax));
+    if (!equal)
+        shape_tell("modulate_backward", shape);
+    memory_free(&s.memory);
+    return equal;
+}
+
+static void test_refused(void)
+{
+    struct kernel_modulate_backward_args back;
+    struct kernel_group_sums_args sums;
+
+    memset(&back, 0, sizeof(back));
+    memset(&sums, 0, sizeof(sums));
+    back.rows = back.cols = sums.groups = sums.cols = 8;
+    is_int(kernel_modulate_backward_cuda(&back, NULL), cudaErrorInvalidValue,
+           "modulate_backward without x_out: refused");
+    is_int(kernel_group_sums_cuda(&sums, NULL), cudaErrorInvalidValue,
+           "group_sums without an output: refused");
+    is_int(cudaPeekAtLastError(), cudaSuccess, "a refusal leaves no error behind");
+}
+
+int main(void)
+{
+    device_require();
+    shapes_test("modulate_backward", backward_agrees);
+    test_refused();
+    return done_testing();
+}
