@@ -4,10 +4,10 @@
  *   bench/submit [--ops N] [--runs N] [--backend host|cuda] [--json FILE]
  *
  * First table: time of single submits while the launcher is busy with ops of about 10 us and the
- * ring is not full, for 1, 2 and 4 callers on one lane; with a launcher that sleeps at every submit;
- * and INLINE, where the caller issues the op itself. Two kinds of op: a `call` whose function takes
- * 10 us, and the FP8 forward of a small linear. Times are of CLOCK_MONOTONIC around the submit, with
- * the median cost of an empty pair of readings taken off.
+ * ring is not full, for 1, 2 and 4 callers on one lane; with a launcher that sleeps at every
+ * submit; and INLINE, where the caller issues the op itself. Two kinds of op: a `call` whose
+ * function takes 10 us, and the FP8 forward of a small linear. Times are of CLOCK_MONOTONIC around
+ * the submit, with the median cost of an empty pair of readings taken off.
  *
  * Second table: bursts of four tight producers on two CPUs, the runs' total times and the longest
  * single submit of each.

@@ -1,7 +1,7 @@
 /*
  * Command lines of the examples and benchmarks, from a table of options: `--name VALUE`,
- * `--name=VALUE` and, of flags, `--name`. A refused one is answered with one sentence that names the
- * option, its value and the rule.
+ * `--name=VALUE` and, of flags, `--name`. A refused one is answered with one sentence that names
+ * the option, its value and the rule.
  */
 #ifndef ARGUMENTS_H
 #define ARGUMENTS_H
@@ -39,8 +39,8 @@ struct argument {
 int arguments_parse(const struct argument *known, int argc, char **argv, void *fields, char *error,
                     size_t error_bytes);
 
-/* For a main with nothing else to refuse: a command line that is refused ends the program with status
- * 2, `--help`, a flag of the table, with a line for each option and status 0. */
+/* For a main with nothing else to refuse: a command line that is refused ends the program with
+ * status 2, `--help`, a flag of the table, with a line for each option and status 0. */
 void arguments_take(const char *program, const struct argument *known, int argc, char **argv,
                     void *fields);
 

@@ -120,8 +120,8 @@ size_t bench_layout_place(struct bench_model *model, void *memory)
     return arena.used;
 }
 
-/* What the library allocates: FP8 weights, in training the transposed X of every layer, and the most
- * that is in flight. */
+/* What the library allocates: FP8 weights, in training the transposed X of every layer, and the
+ * most that is in flight. */
 static double library_bytes(const struct bench_model *model)
 {
     double rows = (double)model->rows;

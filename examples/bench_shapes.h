@@ -23,8 +23,8 @@ struct bench_first {
 int64_t bench_shapes_rows(const struct bench_options *options, int64_t i);
 
 /*
- * Iteration i had rows[i] tokens and took ms[i], alone. That of `warm` tokens was met before, and is
- * left out. Returns 0, or -1 when memory is out.
+ * Iteration i had rows[i] tokens and took ms[i], alone. That of `warm` tokens was met before, and
+ * is left out. Returns 0, or -1 when memory is out.
  */
 int bench_shapes_first(const int64_t *rows, const double *ms, int64_t count, int64_t warm,
                        struct bench_first *first);

@@ -1,4 +1,5 @@
-/* Command lines of the examples and benchmarks: what is set, and what is refused with a sentence. */
+/* Command lines of the examples and benchmarks: what is set, and what is refused with a
+ * sentence. */
 #include "examples/arguments.h"
 
 #include <stdbool.h>

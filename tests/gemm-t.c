@@ -1,6 +1,6 @@
 /*
- * fp8pipe_gemm: D (+)= A . B^T + bias for matrices and quantized tensors, stored either way, against
- * float64 on the operands as they are stored.
+ * fp8pipe_gemm: D (+)= A . B^T + bias for matrices and quantized tensors, stored either way,
+ * against float64 on the operands as they are stored.
  */
 #include <math.h>
 #include <stdlib.h>

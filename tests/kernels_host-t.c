@@ -1,6 +1,7 @@
 /*
- * The host's quantize and amax, and the scale update, against the meaning that kernels/kernels.h gives them, written naively, on random
- * shapes, strides and alignments, with bytes outside of the outputs watched.
+ * The host's quantize and amax, and the scale update, against the meaning that kernels/kernels.h
+ * gives them, written naively, on random shapes, strides and alignments, with bytes outside of the
+ * outputs watched.
  */
 #include <float.h>
 #include <math.h>

@@ -1,6 +1,7 @@
 /*
- * The host's transpose, capture, sums over rows and store against the meaning that kernels/kernels.h gives them, written naively, on random
- * shapes, strides and alignments, with bytes outside of the outputs watched.
+ * The host's transpose, capture, sums over rows and store against the meaning that
+ * kernels/kernels.h gives them, written naively, on random shapes, strides and alignments, with
+ * bytes outside of the outputs watched.
  */
 #include <math.h>
 #include <string.h>

@@ -267,8 +267,8 @@ static void test_versions(struct fp8pipe *pipe, const char *backend, bool quanti
 }
 
 /*
- * Two lanes use a new version at once, without tickets: one quantizes it, which takes far longer than
- * an op takes to be issued, the other has to wait for that; the same with its transposed copy.
+ * Two lanes use a new version at once, without tickets: one quantizes it, which takes far longer
+ * than an op takes to be issued, the other has to wait for that; the same with its transposed copy.
  */
 static void test_two_lanes(struct fp8pipe *pipe, const char *backend)
 {

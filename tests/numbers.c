@@ -72,8 +72,8 @@ const char *test_format_name(enum fp8pipe_format format)
 
 /*
  * A 16-bit format of `precision` significant bits, the hidden one too, whose smallest normal number
- * is 2^exponent_min. A significand that rounds up to the next power of two carries into the exponent
- * field by itself.
+ * is 2^exponent_min. A significand that rounds up to the next power of two carries into the
+ * exponent field by itself.
  */
 static uint16_t half_from_double(double value, int precision, int exponent_min)
 {

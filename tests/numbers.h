@@ -1,6 +1,7 @@
 /*
- * Numbers for tests: a seeded random generator, the element and FP8 formats by their definition, the
- * float64 GEMM that results are compared with. Leaf, knows nothing of pipes; any thread may call it.
+ * Numbers for tests: a seeded random generator, the element and FP8 formats by their definition,
+ * the float64 GEMM that results are compared with. Leaf, knows nothing of pipes; any thread may
+ * call it.
  */
 #ifndef TESTS_NUMBERS_H
 #define TESTS_NUMBERS_H
@@ -63,7 +64,8 @@ struct test_operand {
 void test_gemm64(int64_t m, int64_t n, int64_t k, struct test_operand a, struct test_operand b,
                  double *d);
 
-/* Norm of the difference over the norm of `want`; 0 if both are 0; inf if anything is not finite. */
+/* Norm of the difference over the norm of `want`; 0 if both are 0; inf if anything is not
+ * finite. */
 double test_relative_error(int64_t count, const double *got, const double *want);
 
 struct test_precision {
@@ -75,19 +77,19 @@ struct test_precision {
 };
 
 /*
- * Error of got = A . B^T + bias + before (bias[n] and before[m, n] may be NULL), norm over norm, as a
- * part of the error that is allowed: more than 1 is wrong; inf if anything is not finite.
+ * Error of got = A . B^T + bias + before (bias[n] and before[m, n] may be NULL), norm over norm, as
+ * a part of the error that is allowed: more than 1 is wrong; inf if anything is not finite.
  *
  * Where terms cancel by chance, as they do in a result of one element, the error is that of the
  * terms: so it is taken over the norm that the terms have with random signs, if that is larger than
  * the result's.
  *
- * Allowed, for FP8 operands: 2e-4 into fp32 with split accumulation, 3e-3 with fast. The host sums in
- * float32, as other GEMMs do on either backend (products of 16-bit operands are exact, tensor cores
- * truncate their sums). Into bf16 2e-3, fast 3e-3: rounding makes 1.7e-3 of that if many significands
- * average. Where the rounding of this very result makes more, the rest is granted; and a result of
- * few elements has the errors of sum and rounding in a row at worst, a sum beside a tie counting
- * twice.
+ * Allowed, for FP8 operands: 2e-4 into fp32 with split accumulation, 3e-3 with fast. The host sums
+ * in float32, as other GEMMs do on either backend (products of 16-bit operands are exact, tensor
+ * cores truncate their sums). Into bf16 2e-3, fast 3e-3: rounding makes 1.7e-3 of that if many
+ * significands average. Where the rounding of this very result makes more, the rest is granted; and
+ * a result of few elements has the errors of sum and rounding in a row at worst, a sum beside a tie
+ * counting twice.
  */
 double test_gemm_error(const struct test_precision *precision, int64_t m, int64_t n, int64_t k,
                        struct test_operand a, struct test_operand b, const double *bias,

@@ -1,4 +1,5 @@
-/* Guards objects: a set of them is locked in one order without repetitions, and its locks exclude. */
+/* Guards objects: a set of them is locked in one order without repetitions, and its locks
+ * exclude. */
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>

@@ -8,7 +8,8 @@
 #include "options.h"
 #include "tap.h"
 
-/* A struct as this library knows it; `middle` came with its second version, `last` with its third. */
+/* A struct as this library knows it; `middle` came with its second version, `last` with its
+ * third. */
 struct known {
     size_t size;
     int32_t first;

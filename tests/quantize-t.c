@@ -1,6 +1,6 @@
 /*
- * Quantized tensors: the FP8 bytes against a definition of its own (a search for the nearest value),
- * the captured inverse scale, the folded amax, the first scale, the column sums.
+ * Quantized tensors: the FP8 bytes against a definition of its own (a search for the nearest
+ * value), the captured inverse scale, the folded amax, the first scale, the column sums.
  */
 #include <float.h>
 #include <math.h>

@@ -50,8 +50,8 @@ void reference_scaling_free(struct reference_scaling *scaling)
     memset(scaling, 0, sizeof(*scaling));
 }
 
-/* (fp8_max * 2^-margin) / amax in float32. Both operands are floats already: the numerator is 7 bits
- * times a power of two. */
+/* (fp8_max * 2^-margin) / amax in float32. Both operands are floats already: the numerator is 7
+ * bits times a power of two. */
 static float quotient(const struct reference_scaling *scaling, const struct reference_slot *slot,
                       float amax)
 {

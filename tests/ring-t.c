@@ -1,6 +1,7 @@
 /*
- * Guards the ring's arithmetic: entries of all sizes at all positions, what is full, what is closed,
- * what is taken for published, what a held-up producer finds. ring_threads-t.c has the threads.
+ * Guards the ring's arithmetic: entries of all sizes at all positions, what is full, what is
+ * closed, what is taken for published, what a held-up producer finds. ring_threads-t.c has the
+ * threads.
  */
 #include <ck_pr.h>
 #include <signal.h>

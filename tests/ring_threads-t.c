@@ -1,6 +1,7 @@
 /*
  * Guards the ring under threads: from any number of producers nothing is lost, doubled, changed or
- * reordered; a claim is refused only when the ring is full or closed; every sleep ends by a wake-up.
+ * reordered; a claim is refused only when the ring is full or closed; every sleep ends by a
+ * wake-up.
  */
 #include <ck_pr.h>
 #include <pthread.h>
@@ -146,7 +147,8 @@ static void consume(struct ring *ring, struct producers *producers)
     ck_pr_store_32(&producer->taken, producer->taken + 1);
 }
 
-/* Joins the producers; how many entries they have published, and how many of them were not right. */
+/* Joins the producers; how many entries they have published, and how many of them were not
+ * right. */
 static uint32_t finish(struct producers *producers, uint32_t *wrong)
 {
     uint32_t claimed = 0;

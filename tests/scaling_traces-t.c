@@ -80,7 +80,8 @@ static uint32_t random_value_bits(struct test_rng *rng)
     }
 }
 
-/* The slots' states that differ from the reference's, of many slots a part; says which one first. */
+/* The slots' states that differ from the reference's, of many slots a part; says which one
+ * first. */
 static int64_t count_differences(struct fp8pipe_scaling *scaling,
                                  const struct reference_scaling *reference)
 {
@@ -120,7 +121,8 @@ struct trace {
     int64_t state_failures; /* slots that differed when asked */
 };
 
-/* Quantizes the value of one entry, a matrix of 1 x 1, and has its captured inverse scale copied. */
+/* Quantizes the value of one entry, a matrix of 1 x 1, and has its captured inverse scale
+ * copied. */
 static void quantize_entry(struct trace *trace, uint32_t slot, int64_t entry, uint32_t flags)
 {
     struct fp8pipe_tensor *tensor = trace->tensor[entry % TENSORS];

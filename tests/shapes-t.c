@@ -1,7 +1,7 @@
 /*
- * Shapes: every combination of small and awkward sides, zeros too, for layers and quantized tensors.
- * What has to be padded inside never shows outside; what is empty writes what the sums of nothing
- * are, touches no amax and has a ticket all the same.
+ * Shapes: every combination of small and awkward sides, zeros too, for layers and quantized
+ * tensors. What has to be padded inside never shows outside; what is empty writes what the sums of
+ * nothing are, touches no amax and has a ticket all the same.
  */
 #include <math.h>
 #include <stdlib.h>

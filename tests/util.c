@@ -5,7 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Every dtype reads it as NaN, so that an element read from outside of a matrix shows in results. */
+/* Every dtype reads it as NaN, so that an element read from outside of a matrix shows in
+ * results. */
 #define POISON 0xFF
 #define GUARD_BYTES 256
 

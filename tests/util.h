@@ -1,12 +1,12 @@
 /*
- * Helpers for tests of the public API: which backends to run on, matrices in the backend's memory with
- * poison around them, FP8 tensors read back. numbers.h, which this includes, has the random generator,
- * the number formats and the float64 references.
+ * Helpers for tests of the public API: which backends to run on, matrices in the backend's memory
+ * with poison around them, FP8 tensors read back. numbers.h, which this includes, has the random
+ * generator, the number formats and the float64 references.
  *
  * Promises: nothing here looks behind include/fp8pipe.h, so a test that only uses this header runs
  * the same on both backends. Helpers that cannot fail unless the library or the machine is broken
- * bail out (tap.h) with the library's sentence, so that tests need not check them. Every wait in here
- * has a time-out. Any thread may call any of these, on objects of its own.
+ * bail out (tap.h) with the library's sentence, so that tests need not check them. Every wait in
+ * here has a time-out. Any thread may call any of these, on objects of its own.
  *
  * A test program looks like this:
  *
@@ -60,15 +60,16 @@ const char *test_backend_name(enum fp8pipe_backend backend); /* "host", "cuda" *
 void test_must(const char *file, int line, const char *call, enum fp8pipe_status status);
 
 /*
- * A pipe on `backend`; the rest of the options from `options` (NULL: all defaults). Bails out. close
- * bails out unless it returns FP8PIPE_OK in time, so that a test also sees that nothing hangs.
+ * A pipe on `backend`; the rest of the options from `options` (NULL: all defaults). Bails out.
+ * close bails out unless it returns FP8PIPE_OK in time, so that a test also sees that nothing
+ * hangs.
  */
 struct fp8pipe *test_open(enum fp8pipe_backend backend, const struct fp8pipe_options *options);
 void test_close(struct fp8pipe *pipe);
 
 /*
- * Such a pipe, whose own memory is all NaN, in every format, when the library gets it: what it reads
- * without having written it shows in results. On the host backend only; else as test_open.
+ * Such a pipe, whose own memory is all NaN, in every format, when the library gets it: what it
+ * reads without having written it shows in results. On the host backend only; else as test_open.
  */
 struct fp8pipe *test_open_poisoned(enum fp8pipe_backend backend);
 
@@ -109,7 +110,8 @@ void test_matrix_free(struct test_matrix *matrix);
 
 /*
  * set: rounds dense[rows * cols] to the dtype; set_raw: takes the dense elements as they are (their
- * bits). Blocking, not ordered with ops; what is outside of the matrix stays as it is in the backend.
+ * bits). Blocking, not ordered with ops; what is outside of the matrix stays as it is in the
+ * backend.
  */
 void test_matrix_set(struct test_matrix *matrix, const double *dense);
 void test_matrix_set_raw(struct test_matrix *matrix, const void *dense);
@@ -123,7 +125,8 @@ int64_t test_matrix_damage(const struct test_matrix *matrix);
 /* Bytes of the elements themselves that are no longer poison: 0 if nothing was written. */
 int64_t test_matrix_written(const struct test_matrix *matrix);
 
-/* make, then set to normal values times `deviation`, rounded; *dense (may be NULL): those values. */
+/* make, then set to normal values times `deviation`, rounded; *dense (may be NULL): those
+ * values. */
 struct test_matrix test_matrix_random(struct fp8pipe *pipe, enum fp8pipe_dtype dtype, int64_t rows,
                                       int64_t cols, int64_t stride, int64_t offset,
                                       double deviation, struct test_rng *rng, double **dense);
