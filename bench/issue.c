@@ -17,7 +17,6 @@
  * many threads, on as many lanes.
  */
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,31 +25,14 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench/issue.h"
 #include "cuda/plan.h"
 #include "examples/arguments.h"
-#include "fp8pipe.h"
-#include "kernels/fp8.h"
 
 #define TOKENS 1024
 #define FEATURES 2048
-#define RING_SLOTS 4096
 #define BATCH 150 /* ops in a stream at once: three launches each, of the 1,024 that fit */
 #define SHAPES 100
-#define CHAINS_MAX 4
-#define CHAIN_TOKENS 16
-#define CHAIN_FEATURES 256
-#define CHAIN_OPS 20000
-#define CHAIN_WINDOW 200
-
-static FILE *json;
-
-static void must(enum fp8pipe_status status, const char *what)
-{
-    if (status != FP8PIPE_OK) {
-        fprintf(stderr, "issue: %s: %s\n", what, fp8pipe_last_error());
-        exit(1);
-    }
-}
 
 static void cuda_must(int error, const char *what)
 {
@@ -58,14 +40,6 @@ static void cuda_must(int error, const char *what)
         fprintf(stderr, "issue: %s: error %d\n", what, error);
         exit(1);
     }
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static int by_value(const void *a, const void *b)
@@ -79,108 +53,6 @@ static double median_us(int64_t *ns, size_t count)
 {
     qsort(ns, count, sizeof(*ns), by_value);
     return (double)ns[count / 2] / 1e3;
-}
-
-static void *host_alloc(size_t count, size_t bytes)
-{
-    void *data = calloc(count, bytes);
-
-    if (data == NULL) {
-        must(FP8PIPE_ENOMEM, "calloc");
-    }
-    return data;
-}
-
-static void report(const char *name, const char *unit, double value)
-{
-    printf("%-52s %10.2f %s\n", name, value, unit);
-    fflush(stdout);
-    if (json != NULL) {
-        fprintf(json, ",\n  {\"name\": \"%s\", \"unit\": \"%s\", \"value\": %.4f}", name, unit,
-                value);
-    }
-}
-
-/* ---- A pipe with a layer ------------------------------------------------------------------- */
-
-struct layer {
-    struct fp8pipe *pipe;
-    struct fp8pipe_scaling *scaling;
-    struct fp8pipe_linear *linear;
-    uint16_t *x, *w, *y; /* bf16: [tokens, features], [features, features], [tokens, features] */
-    int64_t features;
-};
-
-static struct fp8pipe_matrix matrix(void *data, int64_t rows, int64_t cols)
-{
-    return (struct fp8pipe_matrix){data, rows, cols, cols, FP8PIPE_BF16, 0};
-}
-
-static uint16_t *random_matrix(struct fp8pipe *pipe, int64_t rows, int64_t cols)
-{
-    size_t count = (size_t)(rows * cols);
-    uint16_t *values = host_alloc(count, sizeof(*values));
-    void *data;
-
-    for (size_t i = 0; i < count; i++) {
-        values[i] = bf16_from_float((float)rand() / (float)RAND_MAX - 0.5f);
-    }
-    must(fp8pipe_alloc(pipe, count * sizeof(*values), &data), "alloc");
-    must(fp8pipe_upload(pipe, data, values, count * sizeof(*values)), "upload");
-    free(values);
-    return data;
-}
-
-static struct layer layer_make(struct fp8pipe *pipe, int64_t tokens, int64_t features)
-{
-    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
-    struct layer layer = {.pipe = pipe, .features = features};
-
-    layer.x = random_matrix(pipe, tokens, features);
-    layer.w = random_matrix(pipe, features, features);
-    layer.y = random_matrix(pipe, tokens, features);
-    scaling.slots = 3;
-    scaling.initial_scale = 16.0f;
-    must(fp8pipe_scaling_create(pipe, &scaling, &layer.scaling), "scaling");
-    linear.in_features = features;
-    linear.out_features = features;
-    linear.weight = matrix(layer.w, features, features);
-    linear.scaling = layer.scaling;
-    must(fp8pipe_linear_create(pipe, &linear, &layer.linear), "linear");
-    return layer;
-}
-
-static void layer_free(struct layer *layer)
-{
-    must(fp8pipe_linear_destroy(layer->linear), "destroy");
-    must(fp8pipe_scaling_destroy(layer->scaling), "destroy");
-    must(fp8pipe_free(layer->pipe, layer->x), "free");
-    must(fp8pipe_free(layer->pipe, layer->w), "free");
-    must(fp8pipe_free(layer->pipe, layer->y), "free");
-}
-
-static void forward(struct layer *layer, int32_t lane, uint16_t *x, uint16_t *y, int64_t tokens,
-                    fp8pipe_ticket *ticket)
-{
-    struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
-
-    op.submit.lane = lane;
-    op.x = matrix(x, tokens, layer->features);
-    op.y = matrix(y, tokens, layer->features);
-    must(fp8pipe_linear_forward(layer->linear, &op, ticket), "forward");
-}
-
-static struct fp8pipe *pipe_open(int32_t lanes)
-{
-    struct fp8pipe_options options = FP8PIPE_OPTIONS_INIT;
-    struct fp8pipe *pipe;
-
-    options.backend = FP8PIPE_BACKEND_CUDA;
-    options.lanes = lanes;
-    options.ring_slots = RING_SLOTS;
-    must(fp8pipe_open(&options, &pipe), "open");
-    return pipe;
 }
 
 /* ---- Times on the launcher ------------------------------------------------------------------ */
@@ -492,83 +364,6 @@ static void table_new(int runs)
     free(took_new);
 }
 
-struct chain {
-    struct layer layer;
-    pthread_barrier_t *start;
-    int32_t lane;
-};
-
-static void *run_chain(void *arg)
-{
-    struct chain *chain = arg;
-    struct layer *layer = &chain->layer;
-    fp8pipe_ticket tickets[CHAIN_WINDOW];
-
-    pthread_barrier_wait(chain->start);
-    for (int i = 0; i < CHAIN_OPS; i++) {
-        /* A chain: each reads what the one before it wrote. */
-        uint16_t *from = i % 2 ? layer->y : layer->x, *to = i % 2 ? layer->x : layer->y;
-
-        if (i >= CHAIN_WINDOW) {
-            must(fp8pipe_wait(layer->pipe, tickets[i % CHAIN_WINDOW], FP8PIPE_ISSUED, -1), "wait");
-        }
-        forward(layer, chain->lane, from, to, CHAIN_TOKENS, &tickets[i % CHAIN_WINDOW]);
-    }
-    return NULL;
-}
-
-/* Launches a second: a quantize and a GEMM an op. */
-static double time_chains(int count)
-{
-    struct fp8pipe *pipe = pipe_open(count);
-    struct chain chains[CHAINS_MAX];
-    pthread_t threads[CHAINS_MAX];
-    pthread_barrier_t start;
-    int64_t started;
-    double seconds;
-
-    pthread_barrier_init(&start, NULL, (unsigned)count + 1);
-    for (int i = 0; i < count; i++) {
-        chains[i] = (struct chain){layer_make(pipe, CHAIN_TOKENS, CHAIN_FEATURES), &start, i};
-        forward(&chains[i].layer, i, chains[i].layer.x, chains[i].layer.y, CHAIN_TOKENS, NULL);
-        if (pthread_create(&threads[i], NULL, run_chain, &chains[i]) != 0) {
-            must(FP8PIPE_ENOMEM, "thread");
-        }
-    }
-    must(fp8pipe_drain(pipe, -1), "drain");
-    pthread_barrier_wait(&start);
-    started = now_ns();
-    for (int i = 0; i < count; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    must(fp8pipe_drain(pipe, -1), "drain");
-    seconds = (double)(now_ns() - started) / 1e9;
-    for (int i = 0; i < count; i++) {
-        layer_free(&chains[i].layer);
-    }
-    must(fp8pipe_close(pipe, 0, -1), "close");
-    pthread_barrier_destroy(&start);
-    return 2.0 * CHAIN_OPS * count / seconds;
-}
-
-static void table_chains(void)
-{
-    double one = 0;
-
-    for (int count = 1; count <= CHAINS_MAX; count *= 2) {
-        double rate = time_chains(count);
-        char name[64];
-
-        one = count == 1 ? rate : one;
-        snprintf(name, sizeof(name), "launches of %d chains on %d lanes", count, count);
-        report(name, "thousand a second", rate / 1e3);
-        if (count > 1) {
-            snprintf(name, sizeof(name), "%d chains / 1 chain", count);
-            report(name, "x", rate / one);
-        }
-    }
-}
-
 struct arguments {
     int64_t runs;
     FILE *json; /* or NULL */
@@ -596,19 +391,19 @@ int main(int argc, char **argv)
     struct arguments arguments = parse(argc, argv);
     int runs = (int)arguments.runs;
 
-    json = arguments.json;
-    if (json != NULL) {
-        fprintf(json,
+    issue_json = arguments.json;
+    if (issue_json != NULL) {
+        fprintf(issue_json,
                 "{\"version\": \"%s\", \"backend\": \"cuda\", \"results\": [\n"
                 "  {\"name\": \"runs\", \"unit\": \"\", \"value\": %d}",
                 fp8pipe_version(), runs);
     }
     table_hot(runs);
     table_new(runs < 5 ? runs : 5);
-    table_chains();
-    if (json != NULL) {
-        fprintf(json, "\n]}\n");
-        if (fclose(json) != 0) {
+    issue_chains();
+    if (issue_json != NULL) {
+        fprintf(issue_json, "\n]}\n");
+        if (fclose(issue_json) != 0) {
             fprintf(stderr, "issue: --json: %s\n", strerror(errno));
             return 1;
         }
