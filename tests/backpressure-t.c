@@ -114,7 +114,6 @@ static void blocks(int64_t spin_ns)
 static void refused_changes_nothing(enum fp8pipe_backend backend)
 {
     struct fp8pipe *pipe = async_open(backend, FP8PIPE_ASYNC, 2, SLOTS, NULL);
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_submit nonblock = test_submit(0, FP8PIPE_NONBLOCK, 0, 0);
     struct fp8pipe_quantize_op quantize = FP8PIPE_QUANTIZE_OP_INIT;
     struct fp8pipe_read_op read = FP8PIPE_READ_OP_INIT;
@@ -128,8 +127,7 @@ static void refused_changes_nothing(enum fp8pipe_backend backend)
 
     watchdog("refused changes nothing", 60);
     x = test_matrix_random(pipe, FP8PIPE_FP32, SIDE, SIDE, 0, 0, 1, &rng, NULL);
-    scaling_options.slots = 1;
-    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
+    scaling = test_scaling(pipe, 1, 0);
     must(fp8pipe_tensor_create(pipe, &tensor));
     must(fp8pipe_tensor_create(pipe, &filled));
     test_quantize(filled, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(1));
@@ -236,8 +234,6 @@ static void *refills(void *arg)
 static void several_slots(enum fp8pipe_backend backend)
 {
     struct fp8pipe *pipe = async_open(backend, FP8PIPE_ASYNC, LANES, SLOTS, NULL);
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear_options = FP8PIPE_LINEAR_OPTIONS_INIT;
     static struct mixer mixers[LANES];
     static int lists[LANES][EACH];
     struct test_matrix x, w, y[LANES];
@@ -251,12 +247,8 @@ static void several_slots(enum fp8pipe_backend backend)
     watchdog("ops of several slots", 60);
     x = test_matrix_random(pipe, FP8PIPE_FP32, SIDE, SIDE, 0, 0, 1, &rng, NULL);
     w = test_matrix_random(pipe, FP8PIPE_FP32, SIDE, SIDE, 0, 0, 1, &rng, NULL);
-    scaling_options.slots = 3;
-    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
-    linear_options.in_features = linear_options.out_features = SIDE;
-    linear_options.weight = w.view;
-    linear_options.scaling = scaling;
-    must(fp8pipe_linear_create(pipe, &linear_options, &linear));
+    scaling = test_scaling(pipe, 3, 0);
+    linear = test_linear(pipe, w.view, scaling);
     for (int i = 0; i < LANES; i++) {
         y[i] = test_matrix_make(pipe, FP8PIPE_FP32, SIDE, SIDE, 0, 0);
         mixers[i] = (struct mixer){.pipe = pipe,

@@ -82,12 +82,10 @@ static void backward_part(void)
 
 int main(void)
 {
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
 
     watchdog("bad activations", 60);
     pipe = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 0, NULL);
-    options.slots = 3;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    scaling = test_scaling(pipe, 3, 0);
     must(fp8pipe_tensor_create(pipe, &tensor));
     x = test_matrix_make(pipe, FP8PIPE_BF16, ROWS, COLS, 0, 0);
     dy = test_matrix_make(pipe, FP8PIPE_BF16, ROWS, COLS, 0, 0);

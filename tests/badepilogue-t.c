@@ -198,17 +198,14 @@ static struct test_matrix zeros(int64_t rows, int64_t cols)
 
 int main(void)
 {
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options layer = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct test_matrix *matrices[] = {&x, &w, &y, &pre, &residual, &dy, &dx};
     struct fp8pipe_tensor **tensors[] = {&x_row, &w_row, &result};
 
     watchdog("bad epilogues", 60);
     pipe = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 2, 0, NULL);
     other = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 0, NULL);
-    options.slots = 4;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
-    must(fp8pipe_scaling_create(other, &options, &other_scaling));
+    scaling = test_scaling(pipe, 4, 0);
+    other_scaling = test_scaling(other, 4, 0);
     for (int i = 0; i < 3; i++)
         must(fp8pipe_tensor_create(pipe, tensors[i]));
     must(fp8pipe_tensor_create(other, &of_other));
@@ -221,12 +218,8 @@ int main(void)
     dx = zeros(M, K);
     test_quantize(x_row, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(0));
     test_quantize(w_row, w.view, scaling, 1, FP8PIPE_ROWWISE, ON(0));
-    layer.in_features = K;
-    layer.out_features = N;
-    layer.weight = w.view;
-    must(fp8pipe_linear_create(pipe, &layer, &plain));
-    layer.scaling = scaling;
-    must(fp8pipe_linear_create(pipe, &layer, &linear));
+    plain = test_linear(pipe, w.view, NULL);
+    linear = test_linear(pipe, w.view, scaling);
     gemm_part();
     forward_part();
     dgrad_part();

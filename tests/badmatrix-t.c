@@ -398,8 +398,6 @@ static void set_up(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
 {
     struct fp8pipe_tensor **tensors[] = {&x_row,   &x_turned, &dy_row,    &empty,
                                          &for_all, &of_other, &for_dgrad, &of_second};
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct test_rng rng = {3};
 
     pipe = async_open(backend, mode, 2, 0, NULL);
@@ -411,16 +409,11 @@ static void set_up(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     dx = test_matrix_make(pipe, FP8PIPE_FP32, M, K, 0, 0);
     dw = test_matrix_make(pipe, FP8PIPE_FP32, N, K, 0, 0);
     sums = test_matrix_make(pipe, FP8PIPE_FP32, 1, N, 0, 0);
-    scaling_options.slots = 6;
-    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
-    must(fp8pipe_scaling_create(other, &scaling_options, &other_scaling));
-    options.in_features = K;
-    options.out_features = N;
-    options.weight = w.view;
-    must(fp8pipe_linear_create(pipe, &options, &plain));
-    options.scaling = scaling;
-    must(fp8pipe_linear_create(pipe, &options, &linear));
-    must(fp8pipe_linear_create(pipe, &options, &second));
+    scaling = test_scaling(pipe, 6, 0);
+    other_scaling = test_scaling(other, 6, 0);
+    plain = test_linear(pipe, w.view, NULL);
+    linear = test_linear(pipe, w.view, scaling);
+    second = test_linear(pipe, w.view, scaling);
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++)
         must(fp8pipe_tensor_create(tensors[i] == &of_other ? other : pipe, tensors[i]));
     test_quantize(x_row, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(0));

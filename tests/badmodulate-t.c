@@ -205,15 +205,13 @@ static void backward_part(void)
 int main(void)
 {
     const int32_t taken[M] = {0, 0, 1, 1};
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_modulate_op op = FP8PIPE_MODULATE_OP_INIT;
     struct fp8pipe_modulate_backward_op back = FP8PIPE_MODULATE_BACKWARD_OP_INIT;
 
     pipe = test_open(FP8PIPE_BACKEND_HOST, NULL);
     other = test_open(FP8PIPE_BACKEND_HOST, NULL);
-    options.slots = 2;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
-    must(fp8pipe_scaling_create(other, &options, &other_scaling));
+    scaling = test_scaling(pipe, 2, 0);
+    other_scaling = test_scaling(other, 2, 0);
     must(fp8pipe_tensor_create(pipe, &tensor));
     must(fp8pipe_tensor_create(other, &of_other));
     for (int i = 0; i < 6; i++) {

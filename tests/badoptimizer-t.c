@@ -118,41 +118,23 @@ static void test_options(void)
     }
 }
 
-static struct fp8pipe_linear *linear_make(struct fp8pipe_scaling *scaling,
-                                          struct fp8pipe_matrix weight)
-{
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
-    struct fp8pipe_linear *linear = NULL;
-
-    options.in_features = weight.cols;
-    options.out_features = weight.rows;
-    options.weight = weight;
-    options.scaling = scaling;
-    options.slot_w = 1;
-    options.slot_dy = 2;
-    must(fp8pipe_linear_create(pipe, &options, &linear));
-    return linear;
-}
-
 static void test_linears(void)
 {
-    struct fp8pipe_scaling_options recipe = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_scaling *scaling[2] = {NULL, NULL};
     struct fp8pipe_linear *plain, *one, *other, *small, *half, *far;
     struct fp8pipe *home = pipe, *elsewhere = test_open(FP8PIPE_BACKEND_HOST, NULL);
     struct fp8pipe_matrix few = spare.view, bf16 = block(0, FP8PIPE_BF16);
 
     few.rows = 7;
-    recipe.slots = 3;
-    must(fp8pipe_scaling_create(pipe, &recipe, &scaling[0]));
-    must(fp8pipe_scaling_create(pipe, &recipe, &scaling[1]));
-    plain = linear_make(NULL, block(0, FP8PIPE_FP32));
-    one = linear_make(scaling[0], block(0, FP8PIPE_FP32));
-    other = linear_make(scaling[1], block(6, FP8PIPE_FP32));
-    small = linear_make(scaling[0], few);
-    half = linear_make(scaling[0], bf16);
+    scaling[0] = test_scaling(pipe, 3, 0);
+    scaling[1] = test_scaling(pipe, 3, 0);
+    plain = test_linear(pipe, block(0, FP8PIPE_FP32), NULL);
+    one = test_linear(pipe, block(0, FP8PIPE_FP32), scaling[0]);
+    other = test_linear(pipe, block(6, FP8PIPE_FP32), scaling[1]);
+    small = test_linear(pipe, few, scaling[0]);
+    half = test_linear(pipe, bf16, scaling[0]);
     pipe = elsewhere;
-    far = linear_make(NULL, block(0, FP8PIPE_FP32));
+    far = test_linear(pipe, block(0, FP8PIPE_FP32), NULL);
     pipe = home;
     CREATE(p[0].linear = plain, "parameters[0].linear", "not quantized");
     CREATE(p[0].linear = far, "parameters[0].linear", "of pipe");

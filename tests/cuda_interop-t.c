@@ -285,7 +285,6 @@ static void pool_free(void *arg, void *data, size_t bytes, void *stream)
 static void own_allocator(void)
 {
     struct fp8pipe_options options = async_options(FP8PIPE_ASYNC, 2, 0, NULL);
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct pool pool = {0, 0};
     struct fp8pipe_scaling *scaling;
     struct fp8pipe_tensor *tensor;
@@ -296,8 +295,7 @@ static void own_allocator(void)
     options.allocator = (struct fp8pipe_allocator){pool_alloc, pool_free, &pool};
     pipe = test_open(FP8PIPE_BACKEND_CUDA, &options);
     x = test_matrix_random(pipe, FP8PIPE_BF16, 100, 60, 0, 0, 1, &rng, NULL);
-    scaling_options.slots = 1;
-    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
+    scaling = test_scaling(pipe, 1, 0);
     must(fp8pipe_tensor_create(pipe, &tensor));
     for (int i = 0; i < 20; i++)
         test_quantize(tensor, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(i % 2));

@@ -165,8 +165,6 @@ static void scene_open(struct scene *s, enum fp8pipe_backend backend, enum fp8pi
                        struct log_lines *log)
 {
     struct fp8pipe_options options = async_options(mode, 3, 0, log);
-    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct test_rng rng = {7};
 
     memset(s, 0, sizeof(*s));
@@ -181,14 +179,8 @@ static void scene_open(struct scene *s, enum fp8pipe_backend backend, enum fp8pi
     s->dw = test_matrix_make(s->pipe, FP8PIPE_FP32, N, K, 0, 0);
     s->bytes = test_matrix_make(s->pipe, FP8PIPE_FP32, M, K, 0, 0);
     s->copied = test_matrix_make(s->pipe, FP8PIPE_FP32, M, K, 0, 0);
-    scaling.slots = 3;
-    scaling.initial_scale = 16;
-    must(fp8pipe_scaling_create(s->pipe, &scaling, &s->scaling));
-    linear.in_features = K;
-    linear.out_features = N;
-    linear.weight = s->w.view;
-    linear.scaling = s->scaling;
-    must(fp8pipe_linear_create(s->pipe, &linear, &s->linear));
+    s->scaling = test_scaling(s->pipe, 3, 16);
+    s->linear = test_linear(s->pipe, s->w.view, s->scaling);
     must(fp8pipe_tensor_create(s->pipe, &s->shared));
     must(fp8pipe_tensor_create(s->pipe, &s->saved));
     must(fp8pipe_tensor_create(s->pipe, &s->filled));

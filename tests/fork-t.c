@@ -67,15 +67,13 @@ static int in_child(struct fp8pipe *pipe, struct fp8pipe_scaling *scaling, fp8pi
 static void forks(enum fp8pipe_mode mode)
 {
     struct fp8pipe *pipe = async_open(FP8PIPE_BACKEND_HOST, mode, 2, 0, NULL);
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_scaling *scaling;
     struct gate gate = GATE_INIT;
     fp8pipe_ticket held;
     int counter = 0;
 
     watchdog("fork", 60);
-    options.slots = 1;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    scaling = test_scaling(pipe, 1, 0);
     held = submit_host_call(pipe, ON(0), gate_work, &gate);
     gate_await(&gate, 1);
     for (int round = 0; round < 3; round++) {

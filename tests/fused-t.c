@@ -402,7 +402,6 @@ static void arguments(enum fp8pipe_mode how)
 static void bad_input(enum fp8pipe_mode how)
 {
     struct fp8pipe *other = async_open(FP8PIPE_BACKEND_HOST, how, 1, 0, NULL);
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_tensor_call_op good = FP8PIPE_TENSOR_CALL_OP_INIT, op;
     const struct fp8pipe_tensor_call_op *op_pointer = &op;
     struct fp8pipe_call_op call = FP8PIPE_CALL_OP_INIT;
@@ -415,8 +414,7 @@ static void bad_input(enum fp8pipe_mode how)
     bool bad_order = false;
     struct source source = {8, 1.0f, 0, &calls, &next, &bad_order, NULL};
 
-    options.slots = 3;
-    must(fp8pipe_scaling_create(other, &options, &other_scaling));
+    other_scaling = test_scaling(other, 3, 0);
     must(fp8pipe_tensor_create(other, &other_tensor));
     good.submit = ON(0);
     good.rows = 4;

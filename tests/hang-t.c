@@ -29,21 +29,14 @@ struct probe {
 
 static void world_open(struct world *w, enum fp8pipe_backend backend, enum fp8pipe_mode mode)
 {
-    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
 
     memset(w, 0, sizeof(*w));
     w->pipe = async_open(backend, mode, 2, 0, NULL);
     w->x = test_matrix_make(w->pipe, FP8PIPE_FP32, 4, 16, 0, 0);
     w->w = test_matrix_make(w->pipe, FP8PIPE_FP32, 8, 16, 0, 0);
     w->y = test_matrix_make(w->pipe, FP8PIPE_FP32, 4, 8, 0, 0);
-    scaling.slots = 3;
-    must(fp8pipe_scaling_create(w->pipe, &scaling, &w->scaling));
-    linear.in_features = 16;
-    linear.out_features = 8;
-    linear.weight = w->w.view;
-    linear.scaling = w->scaling;
-    must(fp8pipe_linear_create(w->pipe, &linear, &w->linear));
+    w->scaling = test_scaling(w->pipe, 3, 0);
+    w->linear = test_linear(w->pipe, w->w.view, w->scaling);
     must(fp8pipe_tensor_create(w->pipe, &w->tensor));
     test_quantize(w->tensor, w->x.view, w->scaling, 0, FP8PIPE_ROWWISE, ON(0));
     test_drain(w->pipe);

@@ -320,7 +320,6 @@ static void test_two_lanes(struct fp8pipe *pipe, const char *backend)
 static void test_shared_x(struct fp8pipe *pipe, const char *backend)
 {
     struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
     struct layer_config config = plain;
     struct test_rng rng = {15};
@@ -333,11 +332,8 @@ static void test_shared_x(struct fp8pipe *pipe, const char *backend)
 
     config.x_quantized = true;
     layer = layer_make(pipe, &config, &rng);
-    options.in_features = plain.k;
-    options.out_features = plain.n;
-    options.weight = layer.w.view;
-    options.scaling = layer.scaling; /* the same slots as the layer's own linear */
-    must(fp8pipe_linear_create(pipe, &options, &other));
+    /* The same slots as the layer's own linear. */
+    other = test_linear(pipe, layer.w.view, layer.scaling);
     op.x = layer.x.view;
     op.y = layer.y.view;
     op.accumulation = config.accumulation;

@@ -170,8 +170,6 @@ struct layer {
 
 static void layer_create(struct layer *l, struct fp8pipe *pipe)
 {
-    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct test_rng rng = {4};
 
     l->x = test_matrix_random(pipe, FP8PIPE_BF16, M, K, 0, 0, 1, &rng, NULL);
@@ -180,13 +178,8 @@ static void layer_create(struct layer *l, struct fp8pipe *pipe)
     l->y = test_matrix_make(pipe, FP8PIPE_FP32, M, N, 0, 0);
     l->dx = test_matrix_make(pipe, FP8PIPE_FP32, M, K, 0, 0);
     l->dw = test_matrix_make(pipe, FP8PIPE_FP32, N, K, 0, 0);
-    scaling.slots = 3;
-    must(fp8pipe_scaling_create(pipe, &scaling, &l->scaling));
-    linear.in_features = K;
-    linear.out_features = N;
-    linear.weight = l->w.view;
-    linear.scaling = l->scaling;
-    must(fp8pipe_linear_create(pipe, &linear, &l->linear));
+    l->scaling = test_scaling(pipe, 3, 0);
+    l->linear = test_linear(pipe, l->w.view, l->scaling);
     must(fp8pipe_tensor_create(pipe, &l->saved));
     must(fp8pipe_tensor_create(pipe, &l->dy_saved));
 }

@@ -147,17 +147,6 @@ static bool holds(const char *what, const struct test_matrix *m, const double *w
 }
 
 /* A scaling with one slot: E4M3, with or without a scale. */
-static struct fp8pipe_scaling *make_scaling(struct fp8pipe *pipe, float initial_scale)
-{
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_scaling *scaling;
-
-    options.slots = 1;
-    options.initial_scale = initial_scale;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
-    return scaling;
-}
-
 /* Whether a tensor holds the codes of `values` [rows, cols], a float32 matrix of the backend's. */
 static bool quantized(struct fp8pipe *pipe, struct fp8pipe_tensor *tensor,
                       struct fp8pipe_scaling *scaling, const struct test_matrix *values,
@@ -237,7 +226,7 @@ static bool forward_agrees(struct fp8pipe *pipe, const struct modulate_case *c, 
         op.x_out = x_out->view;
     op.mean = mean->view.data;
     op.rstd = rstd->view.data;
-    op.out.scaling = make_scaling(pipe, initial_scale);
+    op.out.scaling = test_scaling(pipe, 1, initial_scale);
     must(fp8pipe_tensor_create(pipe, &op.out.tensor));
     op.out.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
     op.out.column_sums = test_vector(sums);
@@ -343,7 +332,7 @@ static bool backward_agrees(struct fp8pipe *pipe, const struct modulate_case *c,
     test_matrix_set(dbias, z);
     op.dweight = test_vector(dweight);
     op.dbias = test_vector(dbias);
-    op.out.scaling = make_scaling(pipe, 0);
+    op.out.scaling = test_scaling(pipe, 1, 0);
     must(fp8pipe_tensor_create(pipe, &op.out.tensor));
     op.out.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
     must(fp8pipe_modulate_backward(pipe, &op, NULL));
@@ -458,7 +447,7 @@ static void test_in_place(struct fp8pipe *pipe)
 /* No tokens, or no features. */
 static void test_empty(struct fp8pipe *pipe)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 1.0f);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 1, 1.0f);
     struct fp8pipe_tensor *tensor;
     struct test_matrix none = test_matrix_make(pipe, FP8PIPE_BF16, 0, 8, 8, 0);
     struct test_matrix sums[4];
@@ -527,7 +516,7 @@ static void test_empty(struct fp8pipe *pipe)
 /* The first filling is scaled by its own amax, with NO_AMAX nothing is folded. */
 static void test_no_amax(struct fp8pipe *pipe)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 1.0f);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 1, 1.0f);
     struct test_matrix x = test_matrix_random(pipe, FP8PIPE_BF16, 9, 40, 40, 0, 1, &rng, NULL);
     struct fp8pipe_modulate_op op = FP8PIPE_MODULATE_OP_INIT;
 

@@ -12,12 +12,10 @@ struct world {
 
 static void world_open(struct world *w, struct fp8pipe *pipe)
 {
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
     const double four = 4;
 
     w->pipe = pipe;
-    options.slots = 1;
-    must(fp8pipe_scaling_create(pipe, &options, &w->scaling));
+    w->scaling = test_scaling(pipe, 1, 0);
     for (int i = 0; i < 2; i++)
         must(fp8pipe_tensor_create(pipe, &w->tensors[i]));
     w->x = test_matrix_make(pipe, FP8PIPE_FP32, 1, 1, 0, 0);

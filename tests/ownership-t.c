@@ -56,7 +56,6 @@ static struct fp8pipe_matrix rows_of(struct world *w, int index)
 static void world_open(struct world *w, struct fp8pipe *pipe, int lanes)
 {
     struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
     double dense[SIDE * SIDE];
 
     memset(w, 0, sizeof(*w));
@@ -71,10 +70,7 @@ static void world_open(struct world *w, struct fp8pipe *pipe, int lanes)
     scaling.slots = 3;
     scaling.history = 1;
     must(fp8pipe_scaling_create(pipe, &scaling, &w->scaling));
-    linear.in_features = linear.out_features = SIDE;
-    linear.weight = w->values[0].view;
-    linear.scaling = w->scaling;
-    must(fp8pipe_linear_create(pipe, &linear, &w->linear));
+    w->linear = test_linear(pipe, w->values[0].view, w->scaling);
     must(fp8pipe_tensor_create(pipe, &w->tensor));
     must(fp8pipe_tensor_create(pipe, &w->saved));
 }

@@ -21,16 +21,12 @@ struct prepared {
 static void prepared_open(struct prepared *t, struct fp8pipe *pipe)
 {
     struct config c = {.m = TOKENS, .n = SIDE, .k = SIDE, .fp8 = true, .in = FP8PIPE_FP32};
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
 
     world_open(&t->w, pipe, 3);
     product_make(&t->w, &t->p, &c);
     t->dy = product_matrix(&t->w, &c, FP8PIPE_FP32, TOKENS, SIDE, 1, &t->dy_seen);
     must(fp8pipe_tensor_destroy(product_quantized(&t->w, &t->dy, 2, t->dy_seen)));
-    options.in_features = options.out_features = SIDE;
-    options.weight = t->p.b.view;
-    options.scaling = t->w.scaling;
-    must(fp8pipe_linear_create(pipe, &options, &t->linear));
+    t->linear = test_linear(pipe, t->p.b.view, t->w.scaling);
 }
 
 static void prepared_close(struct prepared *t)
@@ -160,15 +156,12 @@ static void fails(enum fp8pipe_mode mode)
 
 static void refusals(enum fp8pipe_backend backend)
 {
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct fp8pipe_prepare_op op = FP8PIPE_PREPARE_OP_INIT;
     struct fp8pipe_linear *plain;
     struct prepared t;
 
     prepared_open(&t, async_open(backend, FP8PIPE_ASYNC, 2, 0, NULL));
-    options.in_features = options.out_features = SIDE;
-    options.weight = t.p.b.view;
-    must(fp8pipe_linear_create(t.w.pipe, &options, &plain));
+    plain = test_linear(t.w.pipe, t.p.b.view, NULL);
     is_int(fp8pipe_linear_prepare(plain, &op, NULL), FP8PIPE_EINVAL,
            "%s: an unquantized linear is refused: %s", t.w.name, fp8pipe_last_error());
     is_int(fp8pipe_linear_prepare(NULL, &op, NULL), FP8PIPE_EINVAL, "%s: and none", t.w.name);

@@ -87,17 +87,6 @@ static int64_t count_wrong(const struct test_fp8 *fp8, const float *x, float sca
 
 /* ---- Helpers ------------------------------------------------------------------------------ */
 
-static struct fp8pipe_scaling *make_scaling(struct fp8pipe *pipe, float initial_scale)
-{
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_scaling *scaling;
-
-    options.slots = 3;
-    options.initial_scale = initial_scale;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
-    return scaling;
-}
-
 static struct fp8pipe_tensor *make_tensor(struct fp8pipe *pipe)
 {
     struct fp8pipe_tensor *tensor;
@@ -141,7 +130,7 @@ static uint32_t fp32_case(uint32_t index)
 static void test_every_value(struct fp8pipe *pipe, const char *backend, enum fp8pipe_dtype dtype,
                              uint32_t slot)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 1.0f);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, 1.0f);
     int64_t side = dtype == FP8PIPE_FP32 ? FP32_SIDE : 256;
     struct test_matrix x = test_matrix_make(pipe, dtype, side, side, 0, 0);
     size_t count = (size_t)(side * side), element = test_dtype_bytes(dtype);
@@ -234,7 +223,7 @@ static void random_case(struct fp8pipe *pipe, struct test_rng *rng, int64_t max_
     bool specials = test_random_range(rng, 0, 2) == 0, accumulate = test_random(rng) & 1;
     float initial = test_random(rng) & 1 ? (float)exp(20 * test_random_uniform(rng) - 10) : 0;
     double deviation = exp(16 * test_random_uniform(rng) - 10);
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, initial);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, initial);
     struct fp8pipe_tensor *tensor = make_tensor(pipe);
     struct test_matrix x = test_matrix_make(pipe, dtype, rows, cols, stride, offset);
     struct test_matrix sums = test_matrix_make(pipe, FP8PIPE_FP32, 1, cols, 0, offset & 3);
@@ -324,7 +313,7 @@ static void test_random_matrices(struct fp8pipe *pipe, const char *backend, int 
 static void test_first_scale(struct fp8pipe *pipe, const char *backend, const char *what,
                              float value, uint32_t slot, float want_scale, uint8_t want_byte)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 0);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, 0);
     struct test_matrix x = test_matrix_make(pipe, FP8PIPE_FP32, 3, 5, 0, 0);
     float values[15];
     struct test_fp8 fp8;
@@ -345,7 +334,7 @@ static void test_first_scale(struct fp8pipe *pipe, const char *backend, const ch
 /* The same slot again, without and with an update in between. */
 static void test_delayed(struct fp8pipe *pipe, const char *backend)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 0);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, 0);
     struct test_matrix x = test_matrix_make(pipe, FP8PIPE_FP32, 1, 1, 0, 0);
     const double values[4] = {2, 7, 1, 1000};
     float inverse[4];
@@ -373,7 +362,7 @@ static void test_delayed(struct fp8pipe *pipe, const char *backend)
 
 static void test_refill(struct fp8pipe *pipe, const char *backend)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 1);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, 1);
     struct fp8pipe_tensor *tensor = make_tensor(pipe);
     struct test_matrix small = test_matrix_make(pipe, FP8PIPE_FP32, 1, 1, 0, 0);
     struct test_matrix large = test_matrix_make(pipe, FP8PIPE_BF16, 2, 3, 0, 0);
@@ -412,7 +401,7 @@ static void test_refill(struct fp8pipe *pipe, const char *backend)
 /* Tall enough for many tiles; the order must not depend on how threads happen to run. */
 static void test_sums_repeat(struct fp8pipe *pipe, const char *backend)
 {
-    struct fp8pipe_scaling *scaling = make_scaling(pipe, 1);
+    struct fp8pipe_scaling *scaling = test_scaling(pipe, 3, 1);
     struct test_rng rng = {77};
     struct test_matrix x = test_matrix_random(pipe, FP8PIPE_BF16, 5003, 37, 0, 0, 1, &rng, NULL);
     struct test_matrix sums = test_matrix_make(pipe, FP8PIPE_FP32, 1, 37, 0, 0);

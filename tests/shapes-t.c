@@ -110,15 +110,12 @@ static void test_layers(struct fp8pipe *pipe, const char *backend, bool quantize
 /* Both copies of every small shape are each other's transpose, dense, with sums of the columns. */
 static void test_tensors(struct fp8pipe *pipe, const char *backend)
 {
-    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct test_rng rng = {23};
     struct fp8pipe_scaling *scaling;
     struct fp8pipe_tensor *tensor;
     int64_t misplaced = 0, damage = 0, sums_wrong = 0;
 
-    options.slots = 1;
-    options.initial_scale = 1;
-    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    scaling = test_scaling(pipe, 1, 1);
     must(fp8pipe_tensor_create(pipe, &tensor));
     for (int i = 0; i < SIDES * SIDES; i++) {
         int64_t rows = sides[i % SIDES], cols = sides[i / SIDES];

@@ -87,8 +87,6 @@ static bool filled(struct fp8pipe_tensor *tensor)
 static void world_open(struct world *w, enum fp8pipe_backend backend, enum fp8pipe_mode mode)
 {
     struct fp8pipe_options options = async_options(mode, LANES, 64, NULL);
-    struct fp8pipe_scaling_options scaling = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct test_rng rng = {5};
     void *data;
 
@@ -103,13 +101,8 @@ static void world_open(struct world *w, enum fp8pipe_backend backend, enum fp8pi
         w->y[lane] = test_matrix_make(w->pipe, FP8PIPE_FP32, M, N, 0, 0);
     w->dx = test_matrix_make(w->pipe, FP8PIPE_FP32, M, K, 0, 0);
     w->dw = test_matrix_make(w->pipe, FP8PIPE_FP32, N, K, 0, 0);
-    scaling.slots = 4;
-    must(fp8pipe_scaling_create(w->pipe, &scaling, &w->scaling));
-    linear.in_features = K;
-    linear.out_features = N;
-    linear.weight = w->w.view;
-    linear.scaling = w->scaling;
-    must(fp8pipe_linear_create(w->pipe, &linear, &w->linear));
+    w->scaling = test_scaling(w->pipe, 4, 0);
+    w->linear = test_linear(w->pipe, w->w.view, w->scaling);
     must(fp8pipe_tensor_create(w->pipe, &w->tensor));
     must(fp8pipe_tensor_create(w->pipe, &w->saved));
     must(fp8pipe_tensor_create(w->pipe, &w->dy_saved));
@@ -377,7 +370,6 @@ static void failed_writer(struct world *w)
 
 static void weights(struct world *w)
 {
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct fp8pipe_linear *second;
     struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
     float want[M * N], got[M * N];
@@ -395,11 +387,7 @@ static void weights(struct world *w)
     is_mem(got, want, sizeof(want), "a forward from a shared tensor gives the same bits");
     is_int(chaos_count(CHAOS_QUANTIZE), quantized, "and quantizes nothing");
 
-    options.in_features = K;
-    options.out_features = N;
-    options.weight = w->w.view;
-    options.scaling = w->scaling;
-    must(fp8pipe_linear_create(w->pipe, &options, &second));
+    second = test_linear(w->pipe, w->w.view, w->scaling);
     op.submit = ON(2);
     op.x_tensor = w->tensor;
     op.y = w->y[2].view;
@@ -452,21 +440,14 @@ static enum fp8pipe_status destroy_scaling(void *scaling)
 
 static void busy(struct world *w)
 {
-    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
     struct fp8pipe_forward_op op = FP8PIPE_FORWARD_OP_INIT;
     struct fp8pipe_scaling *scaling;
     struct fp8pipe_linear *linear;
     struct fp8pipe_tensor *tensor;
     struct gate gate = GATE_INIT;
 
-    scaling_options.slots = 3;
-    must(fp8pipe_scaling_create(w->pipe, &scaling_options, &scaling));
-    options.in_features = K;
-    options.out_features = N;
-    options.weight = w->w.view;
-    options.scaling = scaling;
-    must(fp8pipe_linear_create(w->pipe, &options, &linear));
+    scaling = test_scaling(w->pipe, 3, 0);
+    linear = test_linear(w->pipe, w->w.view, scaling);
     must(fp8pipe_tensor_create(w->pipe, &tensor));
     is_int(fp8pipe_scaling_destroy(scaling), FP8PIPE_EBUSY, "a scaling with a linear is busy");
     ok(strlen(fp8pipe_last_error()) > 0, "and the sentence says so: %s", fp8pipe_last_error());

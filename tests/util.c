@@ -422,7 +422,32 @@ void test_fp8_dequantize(const struct test_fp8 *fp8, double *values)
                                    : fp8->transposed[col * fp8->rows + row]];
 }
 
-/* ---- Scaling ------------------------------------------------------------------------------ */
+/* ---- Scalings and linears ----------------------------------------------------------------- */
+
+struct fp8pipe_scaling *test_scaling(struct fp8pipe *pipe, uint32_t slots, float initial_scale)
+{
+    struct fp8pipe_scaling_options options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct fp8pipe_scaling *scaling;
+
+    options.slots = slots;
+    options.initial_scale = initial_scale;
+    must(fp8pipe_scaling_create(pipe, &options, &scaling));
+    return scaling;
+}
+
+struct fp8pipe_linear *test_linear(struct fp8pipe *pipe, struct fp8pipe_matrix weight,
+                                   struct fp8pipe_scaling *scaling)
+{
+    struct fp8pipe_linear_options options = FP8PIPE_LINEAR_OPTIONS_INIT;
+    struct fp8pipe_linear *linear;
+
+    options.in_features = weight.cols;
+    options.out_features = weight.rows;
+    options.weight = weight;
+    options.scaling = scaling;
+    must(fp8pipe_linear_create(pipe, &options, &linear));
+    return linear;
+}
 
 struct fp8pipe_slot_state test_slot(struct fp8pipe_scaling *scaling, uint32_t slot)
 {

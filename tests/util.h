@@ -159,10 +159,17 @@ void test_fp8_free(struct test_fp8 *fp8);
 /* values[rows * cols] = byte's value * scale_inv, from whichever copy is there. */
 void test_fp8_dequantize(const struct test_fp8 *fp8, double *values);
 
-/* ---- Scaling ------------------------------------------------------------------------------ */
+/* ---- Scalings and linears ----------------------------------------------------------------- */
 
 /* The slot's state, bails out. */
 struct fp8pipe_slot_state test_slot(struct fp8pipe_scaling *scaling, uint32_t slot);
+
+/* With all other options at their defaults; initial_scale 0: none. Bails out. */
+struct fp8pipe_scaling *test_scaling(struct fp8pipe *pipe, uint32_t slots, float initial_scale);
+
+/* Of a weight [out, in], slots 0, 1, 2, no bias; scaling NULL: not quantized. Bails out. */
+struct fp8pipe_linear *test_linear(struct fp8pipe *pipe, struct fp8pipe_matrix weight,
+                                   struct fp8pipe_scaling *scaling);
 
 /* Update or skip, submitted on lane 0 without tickets; bails out. */
 fp8pipe_ticket test_update(struct fp8pipe_scaling *scaling);

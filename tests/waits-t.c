@@ -118,8 +118,6 @@ static void destroys_after_a_fault(void)
 {
     struct fp8pipe_options options = async_options(FP8PIPE_ASYNC, 2, 0, NULL);
     struct fp8pipe *pipe = chaos_open_pipe(FP8PIPE_BACKEND_HOST, &options, 0);
-    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
-    struct fp8pipe_linear_options linear_options = FP8PIPE_LINEAR_OPTIONS_INIT;
     struct fp8pipe_forward_op forward = FP8PIPE_FORWARD_OP_INIT;
     struct test_matrix x = test_matrix_make(pipe, FP8PIPE_FP32, 16, 16, 0, 0);
     struct test_matrix y = test_matrix_make(pipe, FP8PIPE_FP32, 16, 16, 0, 0);
@@ -134,12 +132,8 @@ static void destroys_after_a_fault(void)
 
     watchdog("destroys after a fault", 60);
     test_matrix_set(&x, zeros);
-    scaling_options.slots = 3;
-    must(fp8pipe_scaling_create(pipe, &scaling_options, &scaling));
-    linear_options.in_features = linear_options.out_features = 16;
-    linear_options.weight = x.view;
-    linear_options.scaling = scaling;
-    must(fp8pipe_linear_create(pipe, &linear_options, &linear));
+    scaling = test_scaling(pipe, 3, 0);
+    linear = test_linear(pipe, x.view, scaling);
     must(fp8pipe_tensor_create(pipe, &tensor));
     held = submit_host_call(pipe, ON(1), gate_work, &stream);
     submit_call(pipe, ON(0), gate_call, &launcher);
