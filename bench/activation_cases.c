@@ -25,11 +25,6 @@ struct set {
 
 #define WORDS 4
 
-static int64_t part_count(int64_t rows)
-{
-    return (rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
-}
-
 static struct fp8pipe_matrix make_matrix(int64_t rows, int64_t cols, float deviation)
 {
     struct fp8pipe_matrix matrix = {NULL, rows, cols, cols, FP8PIPE_BF16, 0};

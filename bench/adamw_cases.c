@@ -145,8 +145,8 @@ static void *set_make(const struct bench_case *self, int64_t rows, int64_t cols)
         p->average = choice->average ? make_floats(count, 0.02f) : NULL;
     }
     if (choice->fp8) {
-        p->row_stride = divide_up(p->cols, KERNEL_FP8_PAD) * KERNEL_FP8_PAD;
-        p->transposed_stride = divide_up(p->rows, KERNEL_FP8_PAD) * KERNEL_FP8_PAD;
+        p->row_stride = padded(p->cols);
+        p->transposed_stride = padded(p->rows);
         p->row = bench_alloc((size_t)(p->rows * p->row_stride));
         p->transposed = bench_alloc((size_t)(p->cols * p->transposed_stride));
         bench_must(cudaMemset(p->row, 0, (size_t)(p->rows * p->row_stride)));

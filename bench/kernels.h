@@ -12,6 +12,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/kernels.h"
+
 struct bench_case {
     const char *name;
     /*
@@ -46,6 +48,17 @@ void *bench_download(const void *device, size_t bytes);
 /* Fills device memory with normal bf16 or float32 values times `deviation`, from a fixed seed. */
 void bench_fill_bf16(void *device, int64_t count, float deviation);
 void bench_fill_fp32(void *device, int64_t count, float deviation);
+
+/* How many partial sums a column of so many rows has, and a count with its padding. */
+static inline int64_t part_count(int64_t rows)
+{
+    return (rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
+}
+
+static inline int64_t padded(int64_t count)
+{
+    return (count + KERNEL_FP8_PAD - 1) / KERNEL_FP8_PAD * KERNEL_FP8_PAD;
+}
 
 /* Tables end with an entry whose name is NULL. */
 extern const struct bench_case quantize_cases[];

@@ -34,16 +34,6 @@ struct set {
     uint8_t *transposed;
 };
 
-static int64_t part_count(int64_t rows)
-{
-    return (rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
-}
-
-static int64_t padded(int64_t count)
-{
-    return (count + KERNEL_FP8_PAD - 1) / KERNEL_FP8_PAD * KERNEL_FP8_PAD;
-}
-
 static void *set_make(const struct bench_case *self, int64_t rows, int64_t cols)
 {
     const float words[4] = {60.0f};

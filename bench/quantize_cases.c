@@ -33,16 +33,6 @@ static int64_t element_bytes(enum fp8pipe_dtype dtype)
     return dtype == FP8PIPE_FP32 ? 4 : 2;
 }
 
-static int64_t part_count(int64_t rows)
-{
-    return (rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
-}
-
-static int64_t padded(int64_t count)
-{
-    return (count + KERNEL_FP8_PAD - 1) / KERNEL_FP8_PAD * KERNEL_FP8_PAD;
-}
-
 static void *set_make(const struct bench_case *self, int64_t rows, int64_t cols)
 {
     const float words[WORDS] = {100.0f};

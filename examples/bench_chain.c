@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "outcome.h"
+
 struct fp8pipe_submit bench_chain_submit(enum bench_lane lane, const char *name)
 {
     struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
@@ -64,20 +66,8 @@ void bench_chain_values(struct bench_chain *chain, const char *name, int64_t row
 
 void bench_chain_wait(struct bench_chain *chain, fp8pipe_ticket ticket)
 {
-    enum fp8pipe_status status;
-
-    if (chain->status != FP8PIPE_OK) {
-        return;
-    }
-    status = fp8pipe_wait(chain->pipe, ticket, FP8PIPE_DONE, -1);
-    if (status == FP8PIPE_OK) {
-        return;
-    }
-    chain->status = status;
-    if (fp8pipe_error_get(chain->pipe, ticket, chain->sentence, sizeof(chain->sentence)) !=
-            FP8PIPE_OK ||
-        chain->sentence[0] == '\0') {
-        snprintf(chain->sentence, sizeof(chain->sentence), "%s", fp8pipe_strerror(status));
+    if (chain->status == FP8PIPE_OK) {
+        chain->status = outcome_wait(chain->pipe, ticket, chain->sentence, sizeof(chain->sentence));
     }
 }
 

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "outcome.h"
+
 enum fp8pipe_status digits_chain_init(struct digits_chain *chain, struct fp8pipe *pipe,
                                       size_t ops_per_slot)
 {
@@ -42,19 +44,8 @@ static void submitted(struct digits_chain *chain, enum fp8pipe_status status, co
 
 static void wait_done(struct digits_chain *chain, fp8pipe_ticket ticket)
 {
-    enum fp8pipe_status status;
-
-    if (chain->status != FP8PIPE_OK) {
-        return;
-    }
-    status = fp8pipe_wait(chain->pipe, ticket, FP8PIPE_DONE, -1);
-    if (status != FP8PIPE_OK) {
-        chain->status = status;
-        if (fp8pipe_error_get(chain->pipe, ticket, chain->sentence, sizeof(chain->sentence)) !=
-                FP8PIPE_OK ||
-            chain->sentence[0] == '\0') {
-            snprintf(chain->sentence, sizeof(chain->sentence), "%s", fp8pipe_strerror(status));
-        }
+    if (chain->status == FP8PIPE_OK) {
+        chain->status = outcome_wait(chain->pipe, ticket, chain->sentence, sizeof(chain->sentence));
     }
 }
 

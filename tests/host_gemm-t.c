@@ -14,22 +14,13 @@
 #include "backend.h"
 #include "kernels/activation.h"
 #include "kernels/fp8.h"
-#include "numbers.h"
 #include "status.h"
-#include "tap.h"
+#include "util.h"
 
 static const struct backend_ops *const ops = &backend_host_ops;
 static struct backend *backend;
 static struct fp8pipe_stream *stream;
 static struct test_rng rng = {11};
-
-static void must_at(int line, enum fp8pipe_status status)
-{
-    if (status != FP8PIPE_OK) {
-        bail("line %d: %s: %s", line, fp8pipe_status_name(status), status_sentence());
-    }
-}
-#define must(call) must_at(__LINE__, call)
 
 static void backend_start(void)
 {
