@@ -238,13 +238,20 @@ enum fp8pipe_status fp8pipe_lanes_get(struct fp8pipe *pipe, int32_t *lanes)
     return status;
 }
 
+/* Inside `enter`. */
 static void add_lane(struct fp8pipe *pipe, uint32_t index, struct fp8pipe_stats *stats)
 {
+    struct backend *backend = pipe->crew->backend;
     const struct lane *lane = &pipe->crew->lanes[index];
     const struct event_ring *events = &pipe->crew->rings[index];
     const struct ring *ring = &pipe->ports[index].ring;
     uint64_t tail = ring_tail(ring);
+    struct backend_replay_stats replays;
 
+    backend->ops->replay_stats(backend, lane->stream, &replays);
+    stats->replays += replays.kept;
+    stats->replays_evicted += replays.evicted;
+    stats->replayed += replays.issued;
     stats->submitted += ck_pr_load_64(&ring->entries);
     stats->issued += ck_pr_load_64(&lane->issued);
     stats->done += ck_pr_load_64(&events->done_ops);

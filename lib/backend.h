@@ -50,6 +50,7 @@ struct backend_options {
     struct fp8pipe_allocator allocator; /* all zero: the backend's own pool */
     size_t workspace_bytes;             /* for each stream's GEMMs */
     enum fp8pipe_plans plans;
+    enum fp8pipe_replays replays;
     const char *tune_file; /* NULL: none. Read by open */
     const struct log *log; /* lives as long as the backend */
     /*
@@ -123,6 +124,14 @@ struct backend_plan_stats {
     uint64_t evicted;
     uint64_t borrowed;
     uint64_t refined;
+};
+
+/* Of one stream: GEMM calls that it has recorded, that gave their place to others, and calls that
+ * were issued from a record. */
+struct backend_replay_stats {
+    uint64_t kept;
+    uint64_t evicted;
+    uint64_t issued;
 };
 
 /* What to time, as in struct fp8pipe_tune_options; checked and completed. */
@@ -259,6 +268,9 @@ struct backend_ops {
                                       const struct kernel_group_sums_args *args);
 
     void (*plan_stats)(struct backend *backend, struct backend_plan_stats *stats);
+    /* Any thread, while the stream lives. */
+    void (*replay_stats)(struct backend *backend, struct fp8pipe_stream *stream,
+                         struct backend_replay_stats *stats);
     /* As fp8pipe_tune; blocks. NULL: the backend has no plans. */
     enum fp8pipe_status (*tune)(struct backend *backend, const struct backend_tune *tune);
     void (*memory_stats)(struct backend *backend, struct backend_memory_stats *stats);

@@ -139,6 +139,7 @@ enum fp8pipe_status crew_make(struct fp8pipe *pipe, const struct backend_ops *op
         .allocator = options->allocator,
         .workspace_bytes = options->workspace_bytes,
         .plans = options->plans,
+        .replays = options->replays,
         .tune_file = tune_file_of(options),
         .log = &pipe->log,
         .notify = completion_notify,

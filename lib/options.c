@@ -141,8 +141,8 @@ enum fp8pipe_status options_check(const struct fp8pipe_options *given,
         return status_fail(FP8PIPE_EINVAL, "plans = %d: it is REFINED or FIXED",
                            (int)checked->plans);
     }
-    if (checked->reserved != 0) {
-        return status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", checked->reserved);
+    if ((unsigned)checked->replays > FP8PIPE_REPLAYS_OFF) {
+        return status_fail(FP8PIPE_EINVAL, "replays = %d: it is ON or OFF", (int)checked->replays);
     }
     if ((checked->allocator.alloc == NULL) != (checked->allocator.free == NULL)) {
         return status_fail(FP8PIPE_EINVAL, "allocator.%s = NULL: an allocator has both functions",
@@ -151,10 +151,6 @@ enum fp8pipe_status options_check(const struct fp8pipe_options *given,
     if (checked->streams != NULL && checked->mode != FP8PIPE_INLINE) {
         return status_fail(FP8PIPE_EINVAL, "streams = %p: the caller's streams are for mode INLINE",
                            (const void *)checked->streams);
-    }
-    if ((unsigned)checked->plans > FP8PIPE_PLANS_FIXED) {
-        return status_fail(FP8PIPE_EINVAL, "plans = %d: it is REFINED or FIXED",
-                           (int)checked->plans);
     }
     if ((checked->measure_idle & ~1) != 0) {
         return status_fail(FP8PIPE_EINVAL, "measure_idle = %d: it is 0 or 1",

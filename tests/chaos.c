@@ -378,6 +378,12 @@ static void chaos_plan_stats(struct backend *backend, struct backend_plan_stats 
     inner_ops->plan_stats(inner(backend), stats);
 }
 
+static void chaos_replay_stats(struct backend *backend, struct fp8pipe_stream *stream,
+                               struct backend_replay_stats *stats)
+{
+    inner_ops->replay_stats(inner(backend), stream, stats);
+}
+
 static void chaos_memory_stats(struct backend *backend, struct backend_memory_stats *stats)
 {
     inner_ops->memory_stats(inner(backend), stats);
@@ -400,6 +406,7 @@ const struct backend_ops *chaos_ops(const struct backend_ops *inner_table, int64
                                  .free = chaos_free,
                                  .pinned_free = chaos_pinned_free,
                                  .plan_stats = chaos_plan_stats,
+                                 .replay_stats = chaos_replay_stats,
                                  .memory_stats = chaos_memory_stats,
 #define CHAOS_ENTRY(upper, lower) .lower = chaos_##lower,
                                  CHAOS_TABLE(CHAOS_ENTRY)

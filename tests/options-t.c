@@ -178,7 +178,8 @@ static void of_a_pipe(void)
     REFUSED(ring_slots, 131072);
     REFUSED(spin_ns, -2);
     REFUSED(spin_ns, 1000000001);
-    REFUSED(reserved, 1);
+    REFUSED(replays, (enum fp8pipe_replays)2);
+    REFUSED(plans, (enum fp8pipe_plans)2);
     REFUSED(streams, &stream);
     REFUSED(affinity, &cpu);
 }

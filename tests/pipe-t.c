@@ -38,7 +38,7 @@ static void *const some_streams[2] = {NULL, NULL};
     X("spin_ns", "1000000001", o.spin_ns = 1000000001)                                             \
     X("affinity", "-2", (o.lanes = 2, o.affinity = bad_affinity))                                  \
     X("log_level", "6", o.log_level = (enum fp8pipe_log_level)6)                                   \
-    X("reserved", "1", o.reserved = 1)                                                             \
+    X("replays", "2", o.replays = (enum fp8pipe_replays)2)                                         \
     X("plans", "2", o.plans = (enum fp8pipe_plans)2)                                               \
     X("measure_idle", "2", o.measure_idle = 2)                                                     \
     X("measure_idle", "-1", o.measure_idle = -1)                                                   \

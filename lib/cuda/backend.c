@@ -93,6 +93,7 @@ static enum fp8pipe_status cuda_open(const struct backend_options *options, stru
     backend->allocator = options->allocator;
     backend->workspace_bytes = options->workspace_bytes;
     backend->log = options->log;
+    backend->replays = options->replays == FP8PIPE_REPLAYS_ON;
     if (pthread_mutex_init(&backend->service_lock, NULL) != 0) {
         status = status_fail(FP8PIPE_ENOMEM, "no host memory for a lock");
         goto free_backend;
@@ -143,6 +144,18 @@ static void cuda_plan_stats(struct backend *base, struct backend_plan_stats *sta
     stats->evicted = cache.evicted;
     stats->borrowed = cache.borrowed;
     stats->refined = cache.refined;
+}
+
+static void cuda_replay_stats(struct backend *base, struct fp8pipe_stream *stream,
+                              struct backend_replay_stats *stats)
+{
+    const struct replay_table *table =
+        __atomic_load_n(&cuda_stream_of(stream)->replays, __ATOMIC_ACQUIRE);
+
+    (void)base;
+    *stats = (struct backend_replay_stats){0};
+    if (table != NULL)
+        replay_table_stats(table, stats);
 }
 
 /* ---- Kernels ------------------------------------------------------------------------------ */
@@ -231,6 +244,7 @@ const struct backend_ops backend_cuda_ops = {
     .modulate_backward = cuda_modulate_backward,
     .group_sums = cuda_group_sums,
     .plan_stats = cuda_plan_stats,
+    .replay_stats = cuda_replay_stats,
     .tune = cuda_tune,
     .memory_stats = backend_memory_stats,
 };

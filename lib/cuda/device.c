@@ -37,6 +37,9 @@ static enum fp8pipe_status driver_open(struct cuda_driver *driver)
         {"cuCtxPushCurrent", 4000, &driver->context_push},
         {"cuCtxPopCurrent", 4000, &driver->context_pop},
         {"cuMemGetAddressRange", 3020, &driver->address_range},
+        {"cuGraphKernelNodeGetParams", 12000, &driver->node_params},
+        {"cuGraphKernelNodeGetAttribute", 11000, &driver->node_attribute},
+        {"cuLaunchKernelEx", 11060, &driver->launch},
     };
 
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {

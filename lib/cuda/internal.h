@@ -17,6 +17,7 @@
 #include "blocks.h"
 #include "cublaslt.h"
 #include "plan_cache.h"
+#include "replay_table.h"
 #include "status.h"
 
 /*
@@ -31,6 +32,11 @@ struct cuda_driver {
     CUresult (*context_push)(CUcontext context);
     CUresult (*context_pop)(CUcontext *context);
     CUresult (*address_range)(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
+    CUresult (*node_params)(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params);
+    CUresult (*node_attribute)(CUgraphNode node, CUlaunchAttributeID id,
+                               CUlaunchAttributeValue *value);
+    CUresult (*launch)(const CUlaunchConfig *config, CUfunction function, void **params,
+                       void **extra);
 };
 
 struct cuda_backend {
@@ -48,6 +54,8 @@ struct cuda_backend {
     struct tuner *tuner; /* algorithms that were timed */
     struct plan_cache *plans;
     struct planner *planner; /* refines borrowed plans; NULL where plans are fixed */
+    uint64_t plan_ids;       /* given out so far, atomic: by whoever makes a plan */
+    bool replays;            /* GEMM calls are recorded; never changes */
     /*
      * For what belongs to no stream: blocking copies, memory that is usable at once. Non-blocking,
      * so that it never waits for the caller's work on the default stream. One user at a time.
@@ -64,6 +72,9 @@ struct cuda_stream {
     void *staging;   /* page-locked, for copies of pageable memory; made by the first one */
     struct plan_front plans;
     struct blocks blocks; /* freed on the stream; not where the allocator is the caller's */
+    /* Made by the stream's user at the first GEMM, published for stats; NULL before. */
+    struct replay_table *replays;
+    cudaStream_t capture; /* for recording; NULL before the first record */
 };
 
 static inline struct cuda_backend *cuda_backend_of(struct backend *backend)

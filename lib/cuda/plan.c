@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "planner.h"
+#include "replay.h"
 #include "tune.h"
 
 /*
@@ -163,7 +164,7 @@ static cublasStatus_t preference_make(const struct cublaslt *lt,
 
 /* ---- Plans -------------------------------------------------------------------------------- */
 
-/* Descriptors and layouts; the algorithm is still to come. */
+/* Descriptors and layouts of a plan that was all zero; the algorithm is still to come. */
 static cublasStatus_t plan_describe(const struct cublaslt *lt, struct plan *plan,
                                     const struct plan_key *key)
 {
@@ -171,7 +172,6 @@ static cublasStatus_t plan_describe(const struct cublaslt *lt, struct plan *plan
     const int c_type = gemm_type_is_fp8(key->d_type) ? (int)GEMM_BF16 : key->d_type;
     cublasStatus_t error;
 
-    memset(plan, 0, sizeof(*plan));
     error = desc_make(lt, &plan->desc, key);
     TRY(error, layout_make(lt, &plan->a, key->b_type, key->b_transposed ? key->k : key->n,
                            key->b_transposed ? key->n : key->k, key->b_stride));
@@ -250,17 +250,19 @@ static enum fp8pipe_status plan_decide(const struct cuda_backend *backend, struc
     return FP8PIPE_OK;
 }
 
-static enum fp8pipe_status plan_alloc(struct plan **plan)
+static enum fp8pipe_status plan_alloc(struct cuda_backend *backend, struct plan **plan)
 {
     *plan = calloc(1, sizeof(**plan));
-    return *plan != NULL ? FP8PIPE_OK
-                         : status_fail(FP8PIPE_ENOMEM, "no host memory for a GEMM's plan");
+    if (*plan == NULL)
+        return status_fail(FP8PIPE_ENOMEM, "no host memory for a GEMM's plan");
+    (*plan)->id = __atomic_add_fetch(&backend->plan_ids, 1, __ATOMIC_RELAXED);
+    return FP8PIPE_OK;
 }
 
-static enum fp8pipe_status plan_make(const struct cuda_backend *backend, const struct plan_key *key,
+static enum fp8pipe_status plan_make(struct cuda_backend *backend, const struct plan_key *key,
                                      struct plan **out)
 {
-    enum fp8pipe_status status = plan_alloc(out);
+    enum fp8pipe_status status = plan_alloc(backend, out);
 
     if (status != FP8PIPE_OK)
         return status;
@@ -307,7 +309,7 @@ static enum fp8pipe_status plan_build(void *context, const void *key_bytes, void
                            "%d.%d",
                            plan_key_name(name, key), backend->device, backend->capability / 10,
                            backend->capability % 10);
-    status = plan_alloc(&plan);
+    status = plan_alloc(backend, &plan);
     if (status != FP8PIPE_OK)
         return status;
     if (plan_key_is_direct(key) &&
@@ -402,43 +404,96 @@ enum fp8pipe_status plan_get(struct cuda_backend *backend, struct cuda_stream *s
     return status;
 }
 
-enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *stream,
-                             struct plan *plan, const struct gemm_args *args)
+/* What cuBLASLt adds to the product, if beta is 1. */
+static const void *c_of(const struct gemm_args *args)
+{
+    if (args->residual != NULL)
+        return args->residual;
+    return args->d_scale != NULL ? NULL : args->d;
+}
+
+static bool adds(const struct gemm_args *args)
+{
+    return args->accumulate || args->residual != NULL;
+}
+
+static cublasStatus_t plan_call(const struct cuda_backend *backend,
+                                const struct cuda_stream *stream, struct plan *plan,
+                                const struct gemm_args *args, cudaStream_t native)
 {
     const struct cublaslt *lt = &backend->lt;
     /* A copy, for the plan is shared with other streams: the descriptor is plain data. */
     cublasLtMatmulDescOpaque_t desc = plan->desc;
-    const bool to_fp8 = args->d_scale != NULL;
     const struct pointers to = {
         .a_scale = args->a.scale_inv,
         .b_scale = args->b.scale_inv,
         .bias = args->bias,
         .d_scale = args->d_scale,
-        .d_amax = to_fp8 ? args->d_amax : NULL,
+        .d_amax = args->d_scale != NULL ? args->d_amax : NULL,
     };
-    const float alpha = 1.0f, beta = args->accumulate || args->residual != NULL ? 1.0f : 0.0f;
-    const void *c = args->residual != NULL ? args->residual : to_fp8 ? NULL : args->d;
-    enum fp8pipe_status status;
-    struct plan_key key;
-    char name[PLAN_KEY_NAME_BYTES];
-    cublasStatus_t error;
+    const float alpha = 1.0f, beta = adds(args) ? 1.0f : 0.0f;
+    cublasStatus_t error = desc_point(lt, &desc, &to);
 
-    if (plan->workspace_bytes > 0 && stream->workspace == NULL) {
-        /* Of the size that any plan may need. */
-        status =
-            cuda_alloc(&backend->base, &stream->base, backend->workspace_bytes, &stream->workspace);
-        if (status != FP8PIPE_OK)
-            return status;
-    }
-    error = desc_point(lt, &desc, &to);
     TRY(error, lt->cublasLtMatmul(
                    lt->handle, &desc, &alpha, args->b.data, &plan->a, args->a.data, &plan->b, &beta,
-                   c, &plan->c, args->d, &plan->d, &plan->algo, stream->workspace,
-                   stream->workspace != NULL ? backend->workspace_bytes : 0, stream->native));
+                   c_of(args), &plan->c, args->d, &plan->d, &plan->algo, stream->workspace,
+                   stream->workspace != NULL ? backend->workspace_bytes : 0, native));
+    return error;
+}
+
+/* Issues the call from a record, if there is one or it is time to make it. */
+static enum fp8pipe_status plan_replay(struct cuda_backend *backend, struct cuda_stream *stream,
+                                       struct plan *plan, const struct gemm_args *args,
+                                       bool *issued)
+{
+    const struct replay_key key = {
+        .plan = plan->id,
+        .a = args->a.data,
+        .b = args->b.data,
+        .c = c_of(args),
+        .d = args->d,
+        .bias = args->bias,
+        .a_scale = args->a.scale_inv,
+        .b_scale = args->b.scale_inv,
+        .d_scale = args->d_scale,
+        .d_amax = args->d_amax,
+        .adds = adds(args),
+    };
+    struct replay_place *place;
+    enum fp8pipe_status status = replay_run(backend, stream, &key, issued, &place);
+    cudaStream_t capture;
+
+    if (place == NULL || !replay_begin(stream, place, &capture))
+        return status;
+    if (!replay_end(backend, stream, place,
+                    plan_call(backend, stream, plan, args, capture) == CUBLAS_STATUS_SUCCESS))
+        return status;
+    return replay_run(backend, stream, &key, issued, &place);
+}
+
+enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *stream,
+                             struct plan *plan, const struct gemm_args *args)
+{
+    enum fp8pipe_status status = FP8PIPE_OK;
+    char name[PLAN_KEY_NAME_BYTES];
+    struct plan_key key;
+    cublasStatus_t error;
+    bool issued = false;
+
+    /* Of the size that any plan may need. */
+    if (plan->workspace_bytes > 0 && stream->workspace == NULL)
+        status =
+            cuda_alloc(&backend->base, &stream->base, backend->workspace_bytes, &stream->workspace);
+    if (status == FP8PIPE_OK && plan->id != 0)
+        status = plan_replay(backend, stream, plan, args, &issued);
+    if (status != FP8PIPE_OK || issued)
+        return status;
+    error = plan_call(backend, stream, plan, args, stream->native);
     if (error == CUBLAS_STATUS_SUCCESS)
         return FP8PIPE_OK;
     plan_key_make(&key, args);
-    return cublaslt_fail(lt, error, FP8PIPE_ELAUNCH, "cublasLtMatmul", plan_key_name(name, &key));
+    return cublaslt_fail(&backend->lt, error, FP8PIPE_ELAUNCH, "cublasLtMatmul",
+                         plan_key_name(name, &key));
 }
 
 enum fp8pipe_status plan_renew(struct cuda_backend *backend, const struct gemm_args *args)
@@ -458,7 +513,7 @@ enum fp8pipe_status plan_candidates(const struct cuda_backend *backend, const st
     cublasLtMatmulHeuristicResult_t results[PLAN_CANDIDATES_MAX];
     char name[PLAN_KEY_NAME_BYTES];
     cublasStatus_t error = CUBLAS_STATUS_NOT_SUPPORTED;
-    struct plan base;
+    struct plan base = {0};
     int count = 0;
 
     if (plan_key_is_direct(key)) {

@@ -30,6 +30,7 @@ enum plan_way {
 
 /* Never changes once it is in the cache. Only `way` is set unless it is PLAN_DIRECT. */
 struct plan {
+    uint64_t id; /* no other plan of the backend ever has it; 0: the plan is not in the cache */
     enum plan_way way;
     bool heuristic; /* the algorithm is the heuristic's for this very key, or there is none */
     bool tuned;     /* the algorithm was timed, here or by who wrote the tune file */

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "replay.h"
+
 /* A backend_event is the cudaEvent_t itself. */
 static cudaEvent_t event_native(struct backend_event *event)
 {
@@ -67,6 +69,7 @@ void cuda_stream_destroy(struct backend *base, struct fp8pipe_stream *base_strea
     if (stream == NULL)
         return;
     plan_front_clear(&stream->plans, backend->plans);
+    replays_free(stream);
     /* To synchronise or free on a stream under capture would go into the capture, or void it. */
     ours = stream->owned || native_check(stream->native, "the caller's") == FP8PIPE_OK;
     if (ours)

@@ -487,6 +487,14 @@ static void plan_stats(struct backend *backend, struct backend_plan_stats *stats
     *stats = (struct backend_plan_stats){0};
 }
 
+static void replay_stats(struct backend *backend, struct fp8pipe_stream *stream,
+                         struct backend_replay_stats *stats)
+{
+    (void)backend;
+    (void)stream;
+    *stats = (struct backend_replay_stats){0};
+}
+
 const struct backend_ops backend_host_ops = {
     .kind = FP8PIPE_BACKEND_HOST,
     .name = "host",
@@ -529,5 +537,6 @@ const struct backend_ops backend_host_ops = {
     KERNELS(KERNEL_ENTRY)
 #undef KERNEL_ENTRY
         .plan_stats = plan_stats,
+        .replay_stats = replay_stats,
     .memory_stats = backend_memory_stats,
 };

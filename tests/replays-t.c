@@ -1,0 +1,205 @@
+/*
+ * GEMM calls that repeat: results are the same to the bit whether lanes record them or not, for new
+ * values at old addresses, in place, through padding and float32, on more addresses than are kept;
+ * and the stats say that it happened.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "layer.h"
+#include "util.h"
+
+static struct fp8pipe *pipe_with(enum fp8pipe_backend backend, enum fp8pipe_replays replays,
+                                 enum fp8pipe_mode mode)
+{
+    struct fp8pipe_options options = FP8PIPE_OPTIONS_INIT;
+
+    options.mode = mode;
+    options.lanes = 1;
+    options.plans = FP8PIPE_PLANS_FIXED;
+    options.replays = replays;
+    return test_open(backend, &options);
+}
+
+static struct fp8pipe_stats stats_of(struct fp8pipe *pipe)
+{
+    struct fp8pipe_stats stats = FP8PIPE_STATS_INIT;
+
+    must(fp8pipe_stats_get(pipe, -1, &stats));
+    return stats;
+}
+
+/* ---- Layers ------------------------------------------------------------------------------- */
+
+static void *raw(const struct test_matrix *matrix, size_t *bytes)
+{
+    void *values;
+
+    *bytes = (size_t)(matrix->view.rows * matrix->view.cols) *
+             (matrix->view.dtype == FP8PIPE_FP32 ? 4 : 2);
+    values = malloc(*bytes + 1);
+    if (values == NULL)
+        bail("malloc");
+    test_matrix_get_raw(matrix, values);
+    return values;
+}
+
+static bool same(const struct test_matrix *a, const struct test_matrix *b)
+{
+    size_t bytes;
+    void *one = raw(a, &bytes), *two = raw(b, &bytes);
+    bool equal = memcmp(one, two, bytes) == 0;
+
+    free(one);
+    free(two);
+    return equal;
+}
+
+static void values_renew(struct test_matrix *matrix, uint64_t seed)
+{
+    size_t count = (size_t)(matrix->view.rows * matrix->view.cols);
+    double *values = malloc((count + 1) * sizeof(*values));
+    struct test_rng rng = {seed};
+
+    if (values == NULL)
+        bail("malloc");
+    for (size_t i = 0; i < count; i++)
+        values[i] = test_random_normal(&rng);
+    test_matrix_set(matrix, values);
+    free(values);
+}
+
+static void round_run(struct layer *layer, uint64_t round)
+{
+    struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
+
+    values_renew(&layer->x, 100 + round);
+    submit.lane = 0;
+    layer_forward(layer, FP8PIPE_KEEP_ALL, submit);
+    layer_dgrad(layer, submit);
+    layer_wgrad(layer, submit);
+    test_drain(layer->pipe);
+}
+
+/* One layer of `config` in each pipe, for some rounds. Returns how many results differ. */
+static int layers_differ(struct fp8pipe *recorded, struct fp8pipe *plain,
+                         const struct layer_config *config, uint64_t seed)
+{
+    struct test_rng rng = {seed}, again = {seed};
+    struct layer one = layer_make(recorded, config, &rng);
+    struct layer two = layer_make(plain, config, &again);
+    int differ = 0;
+
+    for (uint64_t round = 0; round < 6; round++) {
+        round_run(&one, round);
+        round_run(&two, round);
+        differ += !same(&one.y, &two.y) + !same(&one.dx, &two.dx) + !same(&one.dw, &two.dw);
+    }
+    layer_free(&one);
+    layer_free(&two);
+    return differ;
+}
+
+static void layers(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
+{
+    const char *name = test_backend_name(backend);
+    const char *how = mode == FP8PIPE_INLINE ? "INLINE" : "ASYNC";
+    struct fp8pipe *recorded = pipe_with(backend, FP8PIPE_REPLAYS_ON, mode);
+    struct fp8pipe *plain = pipe_with(backend, FP8PIPE_REPLAYS_OFF, mode);
+    const bool cuda = backend == FP8PIPE_BACKEND_CUDA;
+    struct fp8pipe_stats on, off;
+    struct test_rng rng = {41};
+    int differ = 0;
+
+    for (uint64_t i = 0; i < (cuda ? 60 : 12); i++) {
+        struct layer_config config = layer_config_random(&rng, cuda ? 300 : 60, cuda ? 4096 : 200);
+
+        /* One in five of a size that cuBLASLt takes as it is. */
+        if (i % 5 == 0) {
+            config.ragged = false;
+            config.quantized = true;
+            config.m = 16 * (1 + (int64_t)i);
+            config.n = config.k = cuda ? 2048 : 32;
+        }
+        differ += layers_differ(recorded, plain, &config, i);
+    }
+    is_int(differ, 0, "%s, %s: the same bits with and without records", name, how);
+    on = stats_of(recorded);
+    off = stats_of(plain);
+    ok(cuda ? on.replayed > 100 && on.replays > 10 : on.replayed == 0 && on.replays == 0,
+       "%s, %s: %llu calls issued from %llu records", name, how, (unsigned long long)on.replayed,
+       (unsigned long long)on.replays);
+    ok(off.replayed == 0 && off.replays == 0, "%s, %s: none where they are off", name, how);
+    test_close(recorded);
+    test_close(plain);
+}
+
+/* ---- More addresses than a lane keeps ----------------------------------------------------- */
+
+#define SIDE 16
+#define CALLS 6000
+#define SIGHTS 4
+
+static void submit_products(struct fp8pipe *pipe, const struct test_matrix *a,
+                            const struct test_matrix *b, const struct test_matrix *d)
+{
+    for (int64_t i = 0; i < CALLS; i++)
+        for (int again = 0; again < SIGHTS; again++) {
+            struct fp8pipe_gemm_op op = FP8PIPE_GEMM_OP_INIT;
+            fp8pipe_ticket ticket;
+
+            op.submit.lane = 0;
+            op.a = a->view;
+            op.a.rows = SIDE;
+            op.a.data = (char *)a->view.data + i * SIDE * SIDE * 2;
+            op.b = b->view;
+            op.d = d->view;
+            op.d.rows = SIDE;
+            op.d.data = (char *)d->view.data + i * SIDE * SIDE * 2;
+            must(fp8pipe_gemm(pipe, &op, &ticket));
+        }
+    test_drain(pipe);
+}
+
+static void addresses(enum fp8pipe_backend backend)
+{
+    const char *name = test_backend_name(backend);
+    struct fp8pipe *pipes[2] = {pipe_with(backend, FP8PIPE_REPLAYS_ON, FP8PIPE_ASYNC),
+                                pipe_with(backend, FP8PIPE_REPLAYS_OFF, FP8PIPE_ASYNC)};
+    struct test_matrix a[2], b[2], d[2];
+    struct fp8pipe_stats stats;
+
+    for (int i = 0; i < 2; i++) {
+        struct test_rng rng = {5};
+
+        a[i] = test_matrix_random(pipes[i], FP8PIPE_BF16, (int64_t)CALLS * SIDE, SIDE, 0, 0, 1,
+                                  &rng, NULL);
+        b[i] = test_matrix_random(pipes[i], FP8PIPE_BF16, SIDE, SIDE, 0, 0, 1, &rng, NULL);
+        d[i] = test_matrix_make(pipes[i], FP8PIPE_BF16, (int64_t)CALLS * SIDE, SIDE, 0, 0);
+        submit_products(pipes[i], &a[i], &b[i], &d[i]);
+    }
+    ok(same(&d[0], &d[1]), "%s: the same bits at %d addresses", name, CALLS);
+    stats = stats_of(pipes[0]);
+    ok(backend == FP8PIPE_BACKEND_HOST || (stats.replays <= 4096 && stats.replays_evicted > 0),
+       "%s: %llu records, %llu made room", name, (unsigned long long)stats.replays,
+       (unsigned long long)stats.replays_evicted);
+    for (int i = 0; i < 2; i++) {
+        test_matrix_free(&a[i]);
+        test_matrix_free(&b[i]);
+        test_matrix_free(&d[i]);
+        test_close(pipes[i]);
+    }
+}
+
+static void cases(enum fp8pipe_backend backend)
+{
+    layers(backend, FP8PIPE_ASYNC);
+    layers(backend, FP8PIPE_INLINE);
+    addresses(backend);
+}
+
+int main(void)
+{
+    test_each_backend(cases);
+    return done_testing();
+}
