@@ -113,6 +113,7 @@ template <class F, bool WHOLE> struct kernels {
 template <class F> struct job {
     fp8pipe_quantize_target target;
     F functor;
+    int64_t first; /* tiles: the column at which the launch starts */
 };
 
 /* Rows and columns. WHOLE: all that there are, and a block's more, are below 2^31. */
@@ -329,7 +330,7 @@ FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &threa
     }
 }
 
-/* blockIdx: row of tiles in its group, column of tiles, group. */
+/* blockIdx: row of tiles in its group, column of tiles, from job.first on, group. */
 template <class F, int FORMAT, bool SUMS, bool EXTREMES, bool WHOLE, class SHAPE>
 static __global__ void __launch_bounds__(SHAPE::THREADS,
                                          blocks_for(SHAPE::BLOCKS, WHOLE && !EXTREMES))
@@ -349,7 +350,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
     const number rows = (number)t.rows;
     const number end = (number)(t.transposed != NULL ? t.transposed_stride : t.rows);
     const number step = (number)gridDim.z * (gridDim.x * HEIGHT);
-    const number tile_col = (number)blockIdx.y * WIDTH;
+    const number tile_col = (number)job.first + (number)blockIdx.y * WIDTH;
     const number col = tile_col + thread.col;
     const int count = unit_count<WHOLE>(t, col);
     const bool stores = t.row != NULL && col < (number)t.row_stride;
@@ -458,6 +459,23 @@ inline cudaError_t launch_job(void (*kernel)(const job<F>), const geometry &g, c
     return launch((const void *)kernel, g.grid, g.block, args, stream);
 }
 
+/* Of `across` columns of tiles as many at a time as a grid has in y: nearly always all. The first
+ * launch publishes the scale. */
+template <class SHAPE, class F>
+inline cudaError_t launch_tiles(void (*kernel)(const job<F>), geometry g, int64_t across,
+                                job<F> job, cudaStream_t stream)
+{
+    cudaError_t error = cudaSuccess;
+
+    for (; across > 0 && error == cudaSuccess; across -= GRID_MAX) {
+        g.grid.y = (unsigned)(across < GRID_MAX ? across : GRID_MAX);
+        error = launch_job<F>(kernel, g, job, stream);
+        job.first += GRID_MAX * SHAPE::WIDTH;
+        job.target.scale_inv = NULL;
+    }
+    return error;
+}
+
 template <class F, int FORMAT, bool WHOLE>
 inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
 {
@@ -471,20 +489,18 @@ inline cudaError_t run_tiles(const job<F> &job, cudaStream_t stream)
     const int64_t groups = divide_up(down, group);
     geometry g;
 
-    if (across > GRID_MAX)
-        return cudaErrorInvalidValue;
-    g.grid =
-        dim3((unsigned)group, (unsigned)across, (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
+    g.grid = dim3((unsigned)group, 1, (unsigned)(groups < GRID_MAX ? groups : GRID_MAX));
     g.block = dim3(shape::THREADS);
     if constexpr (FORMAT == ANY_FORMAT)
         if (t.extremes != NULL || !kernels<F, WHOLE>::LEAN)
-            return launch_job<F>(tiles_kernel<F, ANY_FORMAT, true, true, WHOLE, shape>, g, job,
-                                 stream);
+            return launch_tiles<shape>(tiles_kernel<F, ANY_FORMAT, true, true, WHOLE, shape>, g,
+                                       across, job, stream);
     if constexpr (kernels<F, WHOLE>::LEAN && (FORMAT == ANY_FORMAT) != kernels<F, WHOLE>::FORMATS) {
         if (t.partials != NULL)
-            return launch_job<F>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g, job,
-                                 stream);
-        return launch_job<F>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, job, stream);
+            return launch_tiles<shape>(tiles_kernel<F, FORMAT, true, false, WHOLE, shape>, g,
+                                       across, job, stream);
+        return launch_tiles<shape>(tiles_kernel<F, FORMAT, false, false, WHOLE, shape>, g, across,
+                                   job, stream);
     }
     return cudaErrorInvalidValue;
 }
@@ -532,7 +548,7 @@ template <class F> inline bool is_whole(const fp8pipe_quantize_target &target, c
 template <class F>
 inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, cudaStream_t stream)
 {
-    const job<F> work{target, functor};
+    const job<F> work{target, functor, 0};
 
     if (target.rows == 0 || target.cols == 0) {
         void *args[] = {(void *)&target};
@@ -552,7 +568,7 @@ template <class F>
 inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &functor,
                             const int32_t *skip_if, uint32_t *to, cudaStream_t stream)
 {
-    const job<F> work{target, functor};
+    const job<F> work{target, functor, 0};
     void *args[] = {(void *)&work, (void *)&skip_if, (void *)&to};
     const geometry g = rows_geometry(target.rows, target.cols, tuning<F>::rows::ROWS);
 

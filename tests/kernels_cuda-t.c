@@ -312,6 +312,45 @@ static void test_quantize_large(void)
     twin_free(&tall.memory);
 }
 
+/* More columns of tiles than a grid has blocks in y: units whole and not. */
+static void test_wide(void)
+{
+    static const int64_t border = INT64_C(65535) * 64;
+    static const struct {
+        enum fp8pipe_dtype dtype;
+        int64_t rows, cols;
+    } shape[] = {{FP8PIPE_BF16, 1, border},
+                 {FP8PIPE_BF16, 3, border + 8},
+                 {FP8PIPE_BF16, 2, border + 100001},
+                 {FP8PIPE_FP32, 2, border + 100000}};
+
+    if (small) {
+        skip(4, "FP8PIPE_TEST_SMALL is set");
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        struct twin_matrix x =
+            twin_matrix_make(shape[i].dtype, shape[i].rows, shape[i].cols, shape[i].cols, 0);
+        struct quantize_case c = all_wanted;
+        bool equal;
+
+        twin_matrix_fill(&x, &rng, DATA_NORMAL);
+        equal = amax_agrees(&x, 0, 0, false);
+        equal &= quantize_agrees(&x, FP8PIPE_E5M2, &row_wanted);
+        equal &= quantize_agrees(&x, FP8PIPE_E4M3, &c);
+        c.partials = false;
+        equal &= quantize_agrees(&x, FP8PIPE_E5M2, &c);
+        c.extremes = true;
+        c.scale = 0x1p+9f;
+        equal &= quantize_agrees(&x, FP8PIPE_E4M3, &c);
+        c = (struct quantize_case){.partials = true, .scale = 2.0f};
+        equal &= quantize_agrees(&x, FP8PIPE_E4M3, &c);
+        ok(equal, "amax and quantize of %s %lld x %lld", test_dtype_name(shape[i].dtype),
+           (long long)shape[i].rows, (long long)shape[i].cols);
+        twin_free(&x.memory);
+    }
+}
+
 static void test_quantize_refused(void)
 {
     struct twin_matrix x = twin_matrix_make(FP8PIPE_BF16, 32, 32, 32, 0);
@@ -383,6 +422,7 @@ int main(void)
         }
     test_quantize_scales();
     test_quantize_large();
+    test_wide();
     test_quantize_refused();
     test_partials();
     return done_testing();
