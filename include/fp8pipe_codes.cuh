@@ -263,42 +263,57 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
 
 /* Sums of 16 rows each, made by one warp: 4 rows of a thread, then a tree over its 4 threads. */
 template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct sums_tile {
-    float slab[HEIGHT / SLAB][WIDTH];
+    alignas(8) float slab[HEIGHT / SLAB][WIDTH]; /* stored by twos */
 
-    /* `sum`: the thread's, over its 4 rows. Lanes 8 and 16 apart have the other rows. */
+    /*
+     * `sum`: the thread's, over its 4 rows. Lanes 8 and 16 apart have the other rows: of what two
+     * lanes have each adds up a half, 4 columns and then 2, so that all sums are made once. Which 2
+     * depends on the unit as well: 16 lanes then store to all 32 banks.
+     */
     FP8PIPE_DEVICE void put(unsigned col, unsigned group, const float sum[UNIT])
     {
-        float all[UNIT];
+        const bool upper = group % 2 != 0;
+        const bool right = (group / 2 ^ col / UNIT / 4) % 2 != 0;
+        float four[UNIT / 2], two[UNIT / 4];
 
 #pragma unroll
-        for (int i = 0; i < UNIT; i++) {
-            all[i] = __fadd_rn(sum[i], __shfl_xor_sync(0xffffffffu, sum[i], 8));
-            all[i] = __fadd_rn(all[i], __shfl_xor_sync(0xffffffffu, all[i], 16));
-        }
-        if (group % 4 == 0) {
-            float4 *to = (float4 *)&slab[group / 4][col];
+        for (int i = 0; i < UNIT / 2; i++) {
+            const float kept = upper ? sum[i + 4] : sum[i], given = upper ? sum[i] : sum[i + 4];
 
-            to[0] = make_float4(all[0], all[1], all[2], all[3]);
-            to[1] = make_float4(all[4], all[5], all[6], all[7]);
+            four[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, 8));
         }
+#pragma unroll
+        for (int i = 0; i < UNIT / 4; i++) {
+            const float kept = right ? four[i + 2] : four[i], given = right ? four[i] : four[i + 2];
+
+            two[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, 16));
+        }
+        *(float2 *)&slab[group / 4][col + upper * 4 + right * 2] = make_float2(two[0], two[1]);
     }
 
-    /* After a barrier. `row`, `col`: the tile's first. */
-    template <int THREADS>
+    /* After a barrier. `row`, `col`: the tile's first. SMALL: rows and columns are below 2^31. */
+    template <int THREADS, bool SMALL>
     FP8PIPE_DEVICE void write(const fp8pipe_quantize_target &t, int64_t row, int64_t col) const
     {
-#pragma unroll
-        for (int i = threadIdx.x; i < WIDTH * (HEIGHT / SUM_HEIGHT); i += THREADS) {
-            const int part = i / WIDTH;
-            const int c = i % WIDTH;
+        enum { SUMS = WIDTH * (HEIGHT / SUM_HEIGHT), EACH = SUM_HEIGHT / SLAB };
 
-            if (col + c >= t.cols || row + part * SUM_HEIGHT >= t.rows)
-                continue;
-            float sum = slab[part * (SUM_HEIGHT / SLAB)][c];
 #pragma unroll
-            for (int j = 1; j < SUM_HEIGHT / SLAB; j++)
-                sum = __fadd_rn(sum, slab[part * (SUM_HEIGHT / SLAB) + j][c]);
-            t.partials[(row / SUM_HEIGHT + part) * t.cols + col + c] = sum;
+        for (int pass = 0; pass < SUMS; pass += THREADS) {
+            const unsigned i = pass + threadIdx.x;
+            const unsigned part = i / WIDTH, c = i % WIDTH;
+
+            if ((SUMS % THREADS == 0 || i < SUMS) && col + c < t.cols &&
+                row + part * SUM_HEIGHT < t.rows) {
+                float sum = slab[part * EACH][c];
+
+#pragma unroll
+                for (int j = 1; j < EACH; j++)
+                    sum = __fadd_rn(sum, slab[part * EACH + j][c]);
+                t.partials[SMALL ? (uint64_t)((uint32_t)row / SUM_HEIGHT + part) *
+                                           (uint32_t)t.cols +
+                                       ((uint32_t)col + c)
+                                 : (uint64_t)((row / SUM_HEIGHT + part) * t.cols + col + c)] = sum;
+            }
         }
     }
 };

@@ -398,7 +398,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
                                                              tile_row, tile_col, t.cols);
         if constexpr (SUMS)
             if (t.partials != NULL)
-                sums.template write<SHAPE::THREADS>(t, tile_row, tile_col);
+                sums.template write<SHAPE::THREADS, WHOLE>(t, tile_row, tile_col);
         if (tile_row + step < end)
             __syncthreads();
     }
