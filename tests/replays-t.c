@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fp8pipe_tune.h"
 #include "layer.h"
 #include "util.h"
 
@@ -134,6 +135,41 @@ static void layers(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     test_close(plain);
 }
 
+/* A plan takes another's place: its calls are recorded anew. */
+static void tuned(enum fp8pipe_backend backend)
+{
+    struct fp8pipe_tune_options tune = FP8PIPE_TUNE_OPTIONS_INIT;
+    const struct layer_config config = {.m = 240,
+                                        .n = 512,
+                                        .k = 256,
+                                        .quantized = true,
+                                        .first_scale = LAYER_SCALE_GIVEN,
+                                        .x_dtype = FP8PIPE_BF16,
+                                        .w_dtype = FP8PIPE_BF16,
+                                        .dy_dtype = FP8PIPE_BF16,
+                                        .y_dtype = FP8PIPE_BF16,
+                                        .dx_dtype = FP8PIPE_BF16,
+                                        .dw_dtype = FP8PIPE_FP32,
+                                        .dy_deviation = 1};
+    struct fp8pipe *pipe = pipe_with(backend, FP8PIPE_REPLAYS_ON, FP8PIPE_ASYNC);
+    struct test_rng rng = {3};
+    struct layer layer = layer_make(pipe, &config, &rng);
+    struct fp8pipe_stats before, after;
+
+    for (uint64_t round = 0; round < 6; round++)
+        round_run(&layer, round);
+    must(fp8pipe_tune(pipe, &tune));
+    before = stats_of(pipe);
+    for (uint64_t round = 0; round < 6; round++)
+        round_run(&layer, round);
+    after = stats_of(pipe);
+    /* Three products a round, each of which is seen twice before. */
+    is_int((long long)(after.replayed - before.replayed), 3 * 4,
+           "a tuned plan's calls are recorded as well");
+    layer_free(&layer);
+    test_close(pipe);
+}
+
 /* ---- More addresses than a lane keeps ----------------------------------------------------- */
 
 #define SIDE 16
@@ -196,6 +232,8 @@ static void cases(enum fp8pipe_backend backend)
     layers(backend, FP8PIPE_ASYNC);
     layers(backend, FP8PIPE_INLINE);
     addresses(backend);
+    if (backend == FP8PIPE_BACKEND_CUDA)
+        tuned(backend);
 }
 
 int main(void)

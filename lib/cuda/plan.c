@@ -507,6 +507,21 @@ enum fp8pipe_status plan_renew(struct cuda_backend *backend, const struct gemm_a
     return status == FP8PIPE_OK ? plan_cache_set(backend->plans, &key, plan) : status;
 }
 
+enum fp8pipe_status plan_set(struct cuda_backend *backend, const struct plan_key *key,
+                             const struct plan *chosen)
+{
+    struct plan *plan;
+    enum fp8pipe_status status = plan_alloc(backend, &plan);
+    uint64_t id;
+
+    if (status != FP8PIPE_OK)
+        return status;
+    id = plan->id;
+    *plan = *chosen;
+    plan->id = id;
+    return plan_cache_set(backend->plans, key, plan);
+}
+
 enum fp8pipe_status plan_candidates(const struct cuda_backend *backend, const struct plan_key *key,
                                     int most, struct plan *plans, int *found)
 {

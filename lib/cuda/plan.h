@@ -63,6 +63,10 @@ enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *s
 /* Gives a key whose borrowed or loaded algorithm was refused by plan_run the heuristic's. */
 enum fp8pipe_status plan_renew(struct cuda_backend *backend, const struct gemm_args *args);
 
+/* Gives a key a copy of a plan that was chosen for it. */
+enum fp8pipe_status plan_set(struct cuda_backend *backend, const struct plan_key *key,
+                             const struct plan *chosen);
+
 /* For tuning: up to `most` <= PLAN_CANDIDATES_MAX plans of the key, in the heuristic's order.
  * *found >= 1, or ENOTSUP. */
 enum fp8pipe_status plan_candidates(const struct cuda_backend *backend, const struct plan_key *key,

@@ -102,28 +102,22 @@ static enum fp8pipe_status tune_key(struct cuda_backend *backend, struct tune_be
                                     const struct plan_key *key, int candidates)
 {
     struct plan *plans = calloc((size_t)candidates, sizeof(*plans));
-    struct plan *kept = malloc(sizeof(*kept)), *best = NULL;
+    struct plan *best = NULL;
     enum fp8pipe_status status;
     int found = 0;
 
-    if (plans == NULL || kept == NULL) {
-        status = status_fail(FP8PIPE_ENOMEM, "no host memory to tune a GEMM with");
-        goto free_plans;
-    }
+    if (plans == NULL)
+        return status_fail(FP8PIPE_ENOMEM, "no host memory to tune a GEMM with");
     status = plan_candidates(backend, key, candidates, plans, &found);
     if (status == FP8PIPE_OK)
         status = tune_bench_choose(bench, key, plans, found, &best);
     if (status != FP8PIPE_OK)
         goto free_plans;
-    *kept = *best;
     status = tuner_keep(backend->tuner, key, &best->algo);
     /* A full table: this pipe has the plan all the same. */
-    if (status == FP8PIPE_OK || status == FP8PIPE_EAGAIN) {
-        status = plan_cache_set(backend->plans, key, kept);
-        kept = NULL;
-    }
+    if (status == FP8PIPE_OK || status == FP8PIPE_EAGAIN)
+        status = plan_set(backend, key, best);
 free_plans:
-    free(kept);
     free(plans);
     return status;
 }
