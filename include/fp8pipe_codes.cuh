@@ -30,6 +30,12 @@ enum {
     ANY_FORMAT = -2    /* the target's, known at run time */
 };
 
+/* row * stride. SMALL: both are below 2^32. */
+template <bool SMALL> FP8PIPE_DEVICE uint64_t offset(int64_t row, int64_t stride)
+{
+    return SMALL ? (uint64_t)(uint32_t)row * (uint32_t)stride : (uint64_t)(row * stride);
+}
+
 /* ---- Largest magnitude -------------------------------------------------------------------- */
 
 /* What is kept of F's values while the amax is looked for, and its float32 bits in the end. A NaN
@@ -135,6 +141,16 @@ template <int FORMAT> FP8PIPE_DEVICE uint2 fp8_unit(const values &v, float scale
         pair[i] = FORMAT == ANY_FORMAT ? fp8_two_any(a, b, format) : fp8_two<FORMAT>(a, b);
     }
     return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+}
+
+/* Of v, the first `count`; the rest become 0. */
+static FP8PIPE_DEVICE values values_cut(values v, int count)
+{
+    if (count < UNIT)
+#pragma unroll
+        for (int i = 0; i < UNIT; i++)
+            v[i] = i < count ? v[i] : 0.0f;
+    return v;
 }
 
 /* Of codes, the first `count`; the rest become 0. */
@@ -253,8 +269,7 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct transposed_tile {
                 const uint4 *from = &chunk[c * CHUNKS + (part ^ (c / UNIT % 8))];
 
                 if ((int)c < left)
-                    *(uint4 *)(corner + (SMALL ? (uint64_t)((uint32_t)col + c) * (uint32_t)stride
-                                               : (uint64_t)((col + c) * stride))) = *from;
+                    *(uint4 *)(corner + offset<SMALL>(col + c, stride)) = *from;
             }
     }
 };
@@ -309,10 +324,7 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct sums_tile {
 #pragma unroll
                 for (int j = 1; j < EACH; j++)
                     sum = __fadd_rn(sum, slab[part * EACH + j][c]);
-                t.partials[SMALL ? (uint64_t)((uint32_t)row / SUM_HEIGHT + part) *
-                                           (uint32_t)t.cols +
-                                       ((uint32_t)col + c)
-                                 : (uint64_t)((row / SUM_HEIGHT + part) * t.cols + col + c)] = sum;
+                t.partials[offset<SMALL>(row / SUM_HEIGHT + part, t.cols) + col + c] = sum;
             }
         }
     }

@@ -96,7 +96,8 @@ template <class F> struct alignment<F, std::void_t<decltype(std::declval<const F
     }
 };
 
-/* Whether F's main kernels are made once for each format: a little faster than for any. */
+/* Whether F's main kernels are made once for each format, a little faster than for any; else its
+ * values cost much, and tiles all of whose units exist have code of their own. */
 template <class F> struct by_format : std::true_type {
 };
 
@@ -119,12 +120,6 @@ template <class F> struct job {
 /* Rows and columns. WHOLE: all that there are, and a block's more, are below 2^31. */
 template <bool WHOLE> using index = std::conditional_t<WHOLE, uint32_t, int64_t>;
 
-/* row * stride. WHOLE: both are below 2^32. */
-template <bool WHOLE> FP8PIPE_DEVICE uint64_t offset(int64_t row, int64_t stride)
-{
-    return WHOLE ? (uint64_t)(uint32_t)row * (uint32_t)stride : (uint64_t)(row * stride);
-}
-
 /* Columns that exist of the unit at `col`, at most UNIT, 0 or less: none. WHOLE: all or none. */
 template <bool WHOLE>
 static FP8PIPE_DEVICE int unit_count(const fp8pipe_quantize_target &t, int64_t col)
@@ -146,16 +141,6 @@ struct gathered {
     uint32_t largest;
     extremes counts;
 };
-
-/* Of v, the first `count`; the rest become 0. */
-static FP8PIPE_DEVICE values values_cut(values v, int count)
-{
-    if (count < UNIT)
-#pragma unroll
-        for (int i = 0; i < UNIT; i++)
-            v[i] = i < count ? v[i] : 0.0f;
-    return v;
-}
 
 /* Computes one unit that exists. *v: its values, 0 beyond at.count. Returns its codes, likewise. */
 template <class F, int FORMAT, bool EXTREMES>
@@ -313,8 +298,9 @@ template <class SHAPE> struct tile_thread {
     }
 };
 
-/* Loads the thread's rows from .. from+COUNT-1 of the tile at tile_row, as far as they exist. */
-template <class F, int COUNT, bool WHOLE, class SHAPE>
+/* Loads the thread's rows from .. from+COUNT-1 of the tile at tile_row, as far as they exist. ALL:
+ * they do. */
+template <class F, int COUNT, bool WHOLE, bool ALL, class SHAPE>
 FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &thread,
                               index<WHOLE> tile_row, index<WHOLE> col, int count, int from,
                               typename F::loaded in[COUNT])
@@ -325,8 +311,59 @@ FP8PIPE_DEVICE void tile_load(const job<F> &job, const tile_thread<SHAPE> &threa
     for (int i = 0; i < COUNT; i++) {
         const index<WHOLE> row = tile_row + thread.row(from + i);
 
-        if (count > 0 && row < rows)
+        if (ALL || (count > 0 && row < rows))
             in[i] = job.functor.load(place_of<WHOLE>(row, col, count, true));
+    }
+}
+
+/* A thread's units of the tile at tile_row, `col` its own, up to a barrier. ALL: all of the tile's
+ * exist. */
+template <class F, int FORMAT, bool EXTREMES, bool WHOLE, bool ALL, class SHAPE, class TRANSPOSED,
+          class SUMS>
+FP8PIPE_DEVICE void tile_run(const job<F> &job, const tile_thread<SHAPE> &thread,
+                             index<WHOLE> tile_row, index<WHOLE> col, TRANSPOSED &transposed,
+                             SUMS &sums, gathered &g)
+{
+    enum { FLIGHT = SHAPE::FLIGHT };
+    constexpr bool SUMMED = !std::is_same_v<SUMS, nothing>;
+    typedef index<WHOLE> number;
+    const fp8pipe_quantize_target &t = job.target;
+    const number rows = (number)t.rows;
+    const int count = ALL ? (int)UNIT : unit_count<WHOLE>(t, col);
+    const bool stores = t.row != NULL && (ALL || col < (number)t.row_stride);
+    typename F::loaded in[FLIGHT];
+    float scale = 1.0f;
+    uint2 codes[4];
+    float sum[UNIT];
+
+#pragma unroll
+    for (int r = 0; r < SHAPE::ROWS; r++) {
+        const number row = tile_row + thread.row(r);
+        values v = {};
+
+        if (r % FLIGHT == 0)
+            tile_load<F, FLIGHT, WHOLE, ALL>(job, thread, tile_row, col, count, r, in);
+        /* Read after the loads are on their way; all but the first time from a cache. */
+        if (r == 0)
+            scale = target_scale(t);
+        codes[r % 4] = make_uint2(0, 0);
+        if (ALL || row < rows) {
+            if (count > 0)
+                codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
+                    job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
+            if (stores)
+                *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
+        }
+        if (SUMMED)
+#pragma unroll
+            for (int i = 0; i < UNIT; i++)
+                sum[i] = r % 4 == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
+        if (r % 4 == 3) {
+            if (t.transposed != NULL)
+                transposed.put(thread.col, thread.row(r) / 4, codes);
+            if constexpr (SUMMED)
+                sums.put(thread.col, thread.row(r) / 4, sum);
+        }
     }
 }
 
@@ -336,62 +373,28 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
                                          blocks_for(SHAPE::BLOCKS, WHOLE && !EXTREMES))
     tiles_kernel(const __grid_constant__ job<F> job)
 {
-    enum {
-        ROWS = SHAPE::ROWS,
-        FLIGHT = SHAPE::FLIGHT,
-        WIDTH = SHAPE::WIDTH,
-        HEIGHT = SHAPE::HEIGHT
-    };
+    enum { WIDTH = SHAPE::WIDTH, HEIGHT = SHAPE::HEIGHT };
+    constexpr bool CHOOSES = WHOLE && !EXTREMES && !by_format<F>::value;
     typedef index<WHOLE> number;
     __shared__ transposed_tile<WIDTH, HEIGHT> transposed;
     __shared__ std::conditional_t<SUMS, sums_tile<WIDTH, HEIGHT>, nothing> sums;
     const fp8pipe_quantize_target &t = job.target;
     const tile_thread<SHAPE> thread;
-    const number rows = (number)t.rows;
     const number end = (number)(t.transposed != NULL ? t.transposed_stride : t.rows);
     const number step = (number)gridDim.z * (gridDim.x * HEIGHT);
     const number tile_col = (number)job.first + (number)blockIdx.y * WIDTH;
     const number col = tile_col + thread.col;
-    const int count = unit_count<WHOLE>(t, col);
-    const bool stores = t.row != NULL && col < (number)t.row_stride;
     number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * HEIGHT;
-    typename F::loaded in[FLIGHT];
     gathered g = {};
 
     for (; tile_row < end; tile_row += step) {
-        float scale = 1.0f;
-        uint2 codes[4];
-        float sum[UNIT];
-
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const number row = tile_row + thread.row(r);
-            values v = {};
-
-            if (r % FLIGHT == 0)
-                tile_load<F, FLIGHT, WHOLE>(job, thread, tile_row, col, count, r, in);
-            /* Read after the loads are on their way; all but the first time from a cache. */
-            if (r == 0)
-                scale = target_scale(t);
-            codes[r % 4] = make_uint2(0, 0);
-            if (row < rows) {
-                if (count > 0)
-                    codes[r % 4] = unit_run<F, FORMAT, EXTREMES>(
-                        job, place_of<WHOLE>(row, col, count, true), in[r % FLIGHT], scale, g, v);
-                if (stores)
-                    *(uint2 *)(t.row + offset<WHOLE>(row, t.row_stride) + col) = codes[r % 4];
-            }
-            if (SUMS)
-#pragma unroll
-                for (int i = 0; i < UNIT; i++)
-                    sum[i] = r % 4 == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
-            if (r % 4 == 3) {
-                if (t.transposed != NULL)
-                    transposed.put(thread.col, thread.row(r) / 4, codes);
-                if constexpr (SUMS)
-                    sums.put(thread.col, thread.row(r) / 4, sum);
-            }
-        }
+        /* Nearly all tiles. Without a look at each row there is a tenth less to do. */
+        if (CHOOSES && tile_row + HEIGHT <= (number)t.rows && tile_col + WIDTH <= (number)t.cols)
+            tile_run<F, FORMAT, EXTREMES, WHOLE, CHOOSES>(job, thread, tile_row, col, transposed,
+                                                          sums, g);
+        else
+            tile_run<F, FORMAT, EXTREMES, WHOLE, false>(job, thread, tile_row, col, transposed,
+                                                        sums, g);
         __syncthreads();
         if (t.transposed != NULL)
             transposed.template write<SHAPE::THREADS, WHOLE>(t.transposed, t.transposed_stride,
