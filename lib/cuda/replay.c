@@ -3,12 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A product and a reduction of its parts, at most, so far. */
-#define REPLAY_KERNELS_MAX 4
+/* An amax set to 0, a product and a reduction of its parts, at most, so far. */
+#define REPLAY_STEPS_MAX 4
 #define REPLAY_ATTRIBUTES_MAX 8
 
-struct replay_kernel {
-    CUfunction function;
+struct replay_step {
+    CUfunction function; /* NULL: bytes are set to zero */
+    void *zeros;
+    size_t zeros_bytes;
     void **params; /* as the node has them: one of the two is NULL */
     void **extra;
     CUlaunchConfig config;
@@ -18,7 +20,7 @@ struct replay_kernel {
 struct replay {
     cudaGraph_t graph; /* owns what params and extra point to */
     size_t count;
-    struct replay_kernel kernels[REPLAY_KERNELS_MAX];
+    struct replay_step steps[REPLAY_STEPS_MAX];
 };
 
 static void replay_drop(void *record)
@@ -31,17 +33,24 @@ static void replay_drop(void *record)
 
 /* ---- Issuing ------------------------------------------------------------------------------ */
 
-static enum fp8pipe_status replay_launch(const struct cuda_backend *backend,
+static cudaError_t step_launch(const struct cuda_backend *backend, cudaStream_t native,
+                               const struct replay_step *step)
+{
+    if (step->function == NULL)
+        return cudaMemsetAsync(step->zeros, 0, step->zeros_bytes, native);
+    return (cudaError_t)backend->driver.launch(&step->config, step->function, step->params,
+                                               step->extra);
+}
+
+static enum fp8pipe_status replay_launch(const struct cuda_backend *backend, cudaStream_t native,
                                          const struct replay *replay, size_t *launched)
 {
     for (*launched = 0; *launched < replay->count; ++*launched) {
-        const struct replay_kernel *kernel = &replay->kernels[*launched];
-        CUresult error = backend->driver.launch(&kernel->config, kernel->function, kernel->params,
-                                                kernel->extra);
+        cudaError_t error = step_launch(backend, native, &replay->steps[*launched]);
 
-        if (error != CUDA_SUCCESS)
-            return cuda_fail((cudaError_t)error, FP8PIPE_ELAUNCH, "cuLaunchKernelEx",
-                             "kernel %zu of %zu of a recorded GEMM", *launched + 1, replay->count);
+        if (error != cudaSuccess)
+            return cuda_fail(error, FP8PIPE_ELAUNCH, "cuLaunchKernelEx",
+                             "step %zu of %zu of a recorded GEMM", *launched + 1, replay->count);
     }
     return FP8PIPE_OK;
 }
@@ -68,7 +77,7 @@ enum fp8pipe_status replay_run(struct cuda_backend *backend, struct cuda_stream 
         *out = replay_place_due(place) ? place : NULL;
         return FP8PIPE_OK;
     }
-    status = replay_launch(backend, place->record, &launched);
+    status = replay_launch(backend, stream->native, place->record, &launched);
     *issued = status == FP8PIPE_OK;
     if (status == FP8PIPE_OK || launched > 0)
         return status;
@@ -109,8 +118,8 @@ static cudaError_t graph_edges(cudaGraph_t graph, cudaGraphNode_t *from, cudaGra
  * (edges of programmatic launches). */
 static bool chain_order(cudaGraph_t graph, cudaGraphNode_t nodes[], size_t count)
 {
-    cudaGraphNode_t from[REPLAY_KERNELS_MAX], to[REPLAY_KERNELS_MAX];
-    size_t edges = REPLAY_KERNELS_MAX, found = 1;
+    cudaGraphNode_t from[REPLAY_STEPS_MAX], to[REPLAY_STEPS_MAX];
+    size_t edges = REPLAY_STEPS_MAX, found = 1;
     cudaError_t error;
 
     if (count == 1)
@@ -144,7 +153,7 @@ static bool chain_order(cudaGraph_t graph, cudaGraphNode_t nodes[], size_t count
 
 /* What a launch may be given besides its grid; of others cuBLASLt's kernels have the default. */
 static void attributes_take(const struct cuda_driver *driver, CUgraphNode node,
-                            struct replay_kernel *kernel)
+                            struct replay_step *step)
 {
     static const CUlaunchAttributeID known[] = {
         CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
@@ -156,35 +165,44 @@ static void attributes_take(const struct cuda_driver *driver, CUgraphNode node,
 
     _Static_assert(sizeof(known) / sizeof(known[0]) <= REPLAY_ATTRIBUTES_MAX, "all fit");
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        CUlaunchAttribute *attribute = &kernel->attributes[kernel->config.numAttrs];
+        CUlaunchAttribute *attribute = &step->attributes[step->config.numAttrs];
 
         memset(&attribute->value, 0, sizeof(attribute->value));
         if (driver->node_attribute(node, known[i], &attribute->value) != CUDA_SUCCESS ||
             memcmp(&attribute->value, &none, sizeof(none)) == 0)
             continue;
         attribute->id = known[i];
-        kernel->config.numAttrs++;
+        step->config.numAttrs++;
     }
 }
 
-/* False: the node is no kernel. */
-static bool kernel_take(const struct cuda_driver *driver, cudaGraphNode_t node, cudaStream_t native,
-                        struct replay_kernel *kernel)
+/* False: it sets other bytes than zeros, or more than one row of them. */
+static bool zeros_take(cudaGraphNode_t node, struct replay_step *step)
 {
-    CUDA_KERNEL_NODE_PARAMS params;
-    enum cudaGraphNodeType type;
-    cudaError_t error = cudaGraphNodeGetType(node, &type);
+    struct cudaMemsetParams params;
+    cudaError_t error = cudaGraphMemsetNodeGetParams(node, &params);
 
     cuda_forget(error);
+    if (error != cudaSuccess || params.value != 0 || params.height > 1)
+        return false;
+    step->zeros = params.dst;
+    step->zeros_bytes = params.elementSize * params.width;
+    return true;
+}
+
+static bool kernel_take(const struct cuda_driver *driver, cudaGraphNode_t node, cudaStream_t native,
+                        struct replay_step *step)
+{
+    CUDA_KERNEL_NODE_PARAMS params;
+
     memset(&params, 0, sizeof(params));
-    if (error != cudaSuccess || type != cudaGraphNodeTypeKernel ||
-        driver->node_params(node, &params) != CUDA_SUCCESS)
+    if (driver->node_params(node, &params) != CUDA_SUCCESS)
         return false;
     /* A CUkernel stands for its function in the current context. */
-    kernel->function = params.func != NULL ? params.func : (CUfunction)params.kern;
-    kernel->params = params.kernelParams;
-    kernel->extra = params.extra;
-    kernel->config = (CUlaunchConfig){
+    step->function = params.func != NULL ? params.func : (CUfunction)params.kern;
+    step->params = params.kernelParams;
+    step->extra = params.extra;
+    step->config = (CUlaunchConfig){
         .gridDimX = params.gridDimX,
         .gridDimY = params.gridDimY,
         .gridDimZ = params.gridDimZ,
@@ -193,10 +211,23 @@ static bool kernel_take(const struct cuda_driver *driver, cudaGraphNode_t node, 
         .blockDimZ = params.blockDimZ,
         .sharedMemBytes = params.sharedMemBytes,
         .hStream = native,
-        .attrs = kernel->attributes,
+        .attrs = step->attributes,
     };
-    attributes_take(driver, node, kernel);
-    return kernel->function != NULL;
+    attributes_take(driver, node, step);
+    return step->function != NULL;
+}
+
+/* False: a node of another kind. */
+static bool step_take(const struct cuda_driver *driver, cudaGraphNode_t node, cudaStream_t native,
+                      struct replay_step *step)
+{
+    enum cudaGraphNodeType type;
+    cudaError_t error = cudaGraphNodeGetType(node, &type);
+
+    cuda_forget(error);
+    if (error == cudaSuccess && type == cudaGraphNodeTypeKernel)
+        return kernel_take(driver, node, native, step);
+    return error == cudaSuccess && type == cudaGraphNodeTypeMemset && zeros_take(node, step);
 }
 
 /* Takes the graph, also when it fails. */
@@ -204,7 +235,7 @@ static struct replay *replay_make(const struct cuda_backend *backend, cudaStream
                                   cudaGraph_t graph)
 {
     struct replay *replay = calloc(1, sizeof(*replay));
-    cudaGraphNode_t nodes[REPLAY_KERNELS_MAX];
+    cudaGraphNode_t nodes[REPLAY_STEPS_MAX];
     size_t count = 0;
     cudaError_t error;
     bool whole;
@@ -213,14 +244,14 @@ static struct replay *replay_make(const struct cuda_backend *backend, cudaStream
         goto destroy_graph;
     replay->graph = graph;
     error = cudaGraphGetNodes(graph, NULL, &count);
-    if (error == cudaSuccess && count >= 1 && count <= REPLAY_KERNELS_MAX)
+    if (error == cudaSuccess && count >= 1 && count <= REPLAY_STEPS_MAX)
         error = cudaGraphGetNodes(graph, nodes, &count);
     else
         count = 0;
     cuda_forget(error);
     whole = error == cudaSuccess && count > 0 && chain_order(graph, nodes, count);
     for (size_t i = 0; whole && i < count; i++)
-        whole = kernel_take(&backend->driver, nodes[i], native, &replay->kernels[i]);
+        whole = step_take(&backend->driver, nodes[i], native, &replay->steps[i]);
     if (whole) {
         replay->count = count;
         return replay;

@@ -4,8 +4,8 @@
  * plan and the same addresses (replay_table.h) is recorded once, by capturing it, and from then on
  * issued as the kernels and arguments that cuBLASLt made of it: the same work, to the bit.
  *
- * A capture executes nothing and touches no memory. What cannot be recorded (a driver without the
- * entries, a call that is not a chain of kernels) goes through cuBLASLt as ever.
+ * A capture executes nothing and touches no memory. What cannot be recorded (a call that
+ * is not a chain of kernels and of bytes set to zero) goes through cuBLASLt as ever.
  *
  * By who uses the stream.
  */
