@@ -15,6 +15,7 @@
 #ifndef FP8PIPE_QUANTIZE_KERNEL_CUH
 #define FP8PIPE_QUANTIZE_KERNEL_CUH
 
+#include <atomic>
 #include <type_traits>
 #include <utility>
 
@@ -165,6 +166,17 @@ FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
         amax_publish(folding<F>::bits(g.largest), job.target.amax);
 }
 
+/*
+ * What came before in the stream has ended, and is seen, from here on: a kernel may begin while that
+ * still runs. The first statement of every thread.
+ */
+static FP8PIPE_DEVICE void wait_for_stream()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- Rows --------------------------------------------------------------------------------- */
 
 /* Calls each(i, exists, place, in) for the rows of a thread, after FLIGHT of them were loaded. */
@@ -209,6 +221,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, blocks_for(tuning<F>::rows
     const int count = unit_count<WHOLE>(t, col);
     gathered g = {};
 
+    wait_for_stream();
     if (count > 0) {
         for (; first < rows; first += step) {
             float scale = 1.0f;
@@ -256,6 +269,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, blocks_for(tuning<F>::rows
     const int count = unit_count<WHOLE>(job.target, col);
     uint32_t largest = 0;
 
+    wait_for_stream();
     if (skip_if != NULL && *skip_if != 0)
         return;
     for (; count > 0 && first < rows; first += step)
@@ -272,6 +286,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, blocks_for(tuning<F>::rows
 /* For no elements: the scale alone. */
 static __global__ void empty_kernel(const __grid_constant__ fp8pipe_quantize_target target)
 {
+    wait_for_stream();
     publish_scale(target);
 }
 
@@ -387,6 +402,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
     number tile_row = ((number)blockIdx.z * gridDim.x + blockIdx.x) * HEIGHT;
     gathered g = {};
 
+    wait_for_stream();
     for (; tile_row < end; tile_row += step) {
         /* Nearly all tiles. Without a look at each row there is a tenth less to do. */
         if (CHOOSES && tile_row + HEIGHT <= (number)t.rows && tile_col + WIDTH <= (number)t.cols)
@@ -416,13 +432,49 @@ inline int64_t divide_up(int64_t a, int64_t b)
 }
 
 /*
+ * Whether kernels of F's, as they run on the current device, may begin before what is in front of
+ * them in the stream has ended: whether they were made for sm_90 or later, and so wait themselves
+ * (wait_for_stream). All are from one source file, for the same architectures: any of them tells.
+ */
+template <class F> inline bool may_begin_early(const void *kernel)
+{
+    enum { UNKNOWN, EARLY, LATE, DEVICES = 64 };
+    /* Written by whoever finds out, always alike; nothing else goes with it. */
+    static std::atomic<uint8_t> found[DEVICES];
+    cudaFuncAttributes attributes;
+    int device;
+
+    if (cudaGetDevice(&device) != cudaSuccess || device >= DEVICES)
+        return false;
+    if (found[device].load(std::memory_order_relaxed) == UNKNOWN) {
+        if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+            (void)cudaGetLastError();
+            return false;
+        }
+        found[device].store(attributes.ptxVersion >= 90 ? EARLY : LATE, std::memory_order_relaxed);
+    }
+    return found[device].load(std::memory_order_relaxed) == EARLY;
+}
+
+/*
  * Launches and returns what the launch itself said. The runtime keeps that error as the thread's
  * last one as well: it is taken back, and an older error, which is somebody else's, is left alone.
+ * `early`: the kernel's first statement is wait_for_stream(), and its code is there.
  */
 inline cudaError_t launch(const void *kernel, dim3 grid, dim3 block, void **args,
-                          cudaStream_t stream)
+                          cudaStream_t stream, bool early = false)
 {
-    const cudaError_t error = cudaLaunchKernel(kernel, grid, block, args, 0, stream);
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    const cudaError_t error = cudaLaunchKernelExC(&config, kernel, args);
 
     if (error != cudaSuccess && cudaPeekAtLastError() == error)
         (void)cudaGetLastError();
@@ -459,7 +511,8 @@ inline cudaError_t launch_job(void (*kernel)(const job<F>), const geometry &g, c
 {
     void *args[] = {(void *)&job};
 
-    return launch((const void *)kernel, g.grid, g.block, args, stream);
+    return launch((const void *)kernel, g.grid, g.block, args, stream,
+                  may_begin_early<F>((const void *)kernel));
 }
 
 /* Of `across` columns of tiles as many at a time as a grid has in y: nearly always all. The first
@@ -558,7 +611,8 @@ inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, 
 
         return target.scale_inv == NULL
                    ? cudaSuccess
-                   : launch((const void *)empty_kernel, dim3(1), dim3(1), args, stream);
+                   : launch((const void *)empty_kernel, dim3(1), dim3(1), args, stream,
+                            may_begin_early<F>((const void *)empty_kernel));
     }
     if constexpr (alignment<F>::KNOWN)
         if (is_whole(target, functor))
@@ -574,13 +628,14 @@ inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &func
     const job<F> work{target, functor, 0};
     void *args[] = {(void *)&work, (void *)&skip_if, (void *)&to};
     const geometry g = rows_geometry(target.rows, target.cols, tuning<F>::rows::ROWS);
+    const void *kernel = (const void *)amax_kernel<F, false>;
 
     if (target.rows == 0 || target.cols == 0)
         return cudaSuccess;
     if constexpr (alignment<F>::KNOWN)
         if (is_whole(target, functor))
-            return launch((const void *)amax_kernel<F, true>, g.grid, g.block, args, stream);
-    return launch((const void *)amax_kernel<F, false>, g.grid, g.block, args, stream);
+            kernel = (const void *)amax_kernel<F, true>;
+    return launch(kernel, g.grid, g.block, args, stream, may_begin_early<F>(kernel));
 }
 
 /* The pass in front, where the slot may lack a scale. */

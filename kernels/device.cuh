@@ -79,12 +79,26 @@ static inline bool kernel_rows_aligned(const struct fp8pipe_matrix *x)
 /* Launches and returns what the launch itself said; see fp8pipe_cuda::detail::launch(). */
 template <typename ARGS>
 static inline int kernel_launch(void (*kernel)(const ARGS), const kernel_geometry &geometry,
-                                const ARGS &args, cudaStream_t stream)
+                                const ARGS &args, cudaStream_t stream, bool early = false)
 {
     void *pointers[] = {(void *)&args};
 
     return (int)fp8pipe_cuda::detail::launch((const void *)kernel, geometry.grid, geometry.block,
-                                             pointers, stream);
+                                             pointers, stream, early);
+}
+
+/* The same of a kernel whose first statement is kernel_wait_for_stream(). */
+template <typename ARGS>
+static inline int kernel_launch_early(void (*kernel)(const ARGS), const kernel_geometry &geometry,
+                                      const ARGS &args, cudaStream_t stream)
+{
+    return kernel_launch(kernel, geometry, args, stream,
+                         fp8pipe_cuda::detail::may_begin_early<ARGS>((const void *)kernel));
+}
+
+static __device__ __forceinline__ void kernel_wait_for_stream()
+{
+    fp8pipe_cuda::detail::wait_for_stream();
 }
 
 #endif

@@ -154,12 +154,12 @@ struct kernel_activation_args {
 /*
  * capture: what a quantize does besides its bytes, for bytes that a GEMM has written:
  * *scale_inv = 1 / *scale, float32 division; amax not NULL: *amax = max(*amax, |*own_amax|), as
- * unsigned bits.
+ * unsigned bits, and *own_amax = 0.
  */
 struct kernel_capture_args {
     const float *scale;
     float *scale_inv;
-    const uint32_t *own_amax; /* bits of float32; not read where amax is NULL */
+    uint32_t *own_amax; /* bits of float32; left alone where amax is NULL */
     uint32_t *amax;
 };
 

@@ -19,12 +19,15 @@
 static __device__ __forceinline__ void capture(const kernel_capture_args &args)
 {
     *args.scale_inv = __fdiv_rn(1.0f, *args.scale);
-    if (args.amax != NULL)
-        atomicMax(args.amax, *args.own_amax & 0x7fffffffu);
+    if (args.amax == NULL)
+        return;
+    atomicMax(args.amax, *args.own_amax & 0x7fffffffu);
+    *args.own_amax = 0;
 }
 
 static __global__ void capture_kernel(const __grid_constant__ kernel_capture_args args)
 {
+    kernel_wait_for_stream();
     capture(args);
 }
 
@@ -34,7 +37,7 @@ int kernel_capture_cuda(const struct kernel_capture_args *args, struct CUstream_
 
     geometry.grid = dim3(1);
     geometry.block = dim3(1);
-    return kernel_launch(capture_kernel, geometry, *args, stream);
+    return kernel_launch_early(capture_kernel, geometry, *args, stream);
 }
 
 /* ---- transpose ---------------------------------------------------------------------------- */
@@ -56,6 +59,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int group = threadIdx.x / TRANSPOSE_UNITS;
     int64_t tile_row = (int64_t)blockIdx.y * TRANSPOSE_ROWS;
 
+    kernel_wait_for_stream();
     if (args.capture.scale_inv != NULL && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         capture(args.capture);
     for (; tile_row < args.out_stride; tile_row += (int64_t)gridDim.y * TRANSPOSE_ROWS) {
@@ -92,7 +96,7 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
         (unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
         (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX ? down : fp8pipe_cuda::detail::GRID_MAX));
     geometry.block = dim3(BLOCK_THREADS);
-    return kernel_launch(transpose_kernel, geometry, *args, stream);
+    return kernel_launch_early(transpose_kernel, geometry, *args, stream);
 }
 
 /* ---- column_sums -------------------------------------------------------------------------- */

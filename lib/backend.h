@@ -115,8 +115,8 @@ struct gemm_args {
     const float *d_scale; /* device, 16-byte aligned; not NULL: D is FP8 of d_format, and d_dtype is
                              not read */
     enum fp8pipe_format d_format;
-    uint32_t *d_amax; /* device, 16-byte aligned; with d_scale: *set* to the bits of max|result|,
-                         before scaling; or NULL */
+    uint32_t *d_amax; /* device, 16-byte aligned, 0 before; with d_scale: *set* to the bits of
+                         max|result|, before scaling; or NULL */
 };
 
 struct backend_plan_stats {

@@ -7,6 +7,8 @@
 
 /* As many as fp8pipe_tune looks at unless told. */
 #define CREW_TUNE_CANDIDATES 16
+/* A lane's two words, each on 16 bytes of its own, as cuBLASLt demands. */
+#define LANE_WORDS_BYTES 32
 
 void crew_streams_end(struct crew *crew)
 {
@@ -31,7 +33,7 @@ void crew_free(struct fp8pipe *pipe)
         struct lane *lane = &crew->lanes[i];
 
         if (lane->own_amax != NULL) {
-            backend->ops->free(backend, NULL, lane->own_amax, sizeof(*lane->own_amax));
+            backend->ops->free(backend, NULL, lane->own_amax, LANE_WORDS_BYTES);
         }
         if (crew->rings[i].events != NULL) {
             event_ring_free(&crew->rings[i]);
@@ -73,8 +75,11 @@ static enum fp8pipe_status lane_open(struct fp8pipe *pipe, uint32_t index,
             backend, options->streams == NULL ? NULL : options->streams[index], &lane->stream);
     }
     if (status == FP8PIPE_OK) {
-        status =
-            backend->ops->alloc(backend, NULL, sizeof(*lane->own_amax), (void **)&lane->own_amax);
+        status = backend->ops->alloc(backend, NULL, LANE_WORDS_BYTES, (void **)&lane->own_amax);
+    }
+    if (status == FP8PIPE_OK) {
+        lane->gemm_amax = lane->own_amax + LANE_WORDS_BYTES / 2 / sizeof(uint32_t);
+        status = backend->ops->memory_fill(backend, lane->own_amax, 0, LANE_WORDS_BYTES);
     }
     return status;
 }

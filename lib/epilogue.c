@@ -11,7 +11,7 @@ static enum fp8pipe_status run_direct(struct issue *issue, const struct gemm_req
         .data = target->row,
         .format = target->format,
         .scale = target->scale,
-        .amax = target->amax != NULL ? issue->own_amax : NULL,
+        .amax = target->amax != NULL ? issue->gemm_amax : NULL,
     };
     struct kernel_transpose_args transpose = {
         .out = target->transposed,
@@ -19,7 +19,7 @@ static enum fp8pipe_status run_direct(struct issue *issue, const struct gemm_req
         .cols = target->cols,
         .in_stride = target->cols,
         .out_stride = target->transposed_stride,
-        .capture = {target->scale, target->scale_inv, issue->own_amax, target->amax},
+        .capture = {target->scale, target->scale_inv, issue->gemm_amax, target->amax},
     };
     enum fp8pipe_status status = FP8PIPE_OK;
 
@@ -34,9 +34,14 @@ static enum fp8pipe_status run_direct(struct issue *issue, const struct gemm_req
         return status;
     }
     transpose.in = fp8.data;
-    return target->transposed != NULL
-               ? backend->ops->transpose(backend, issue->stream, &transpose)
-               : backend->ops->capture(backend, issue->stream, &transpose.capture);
+    status = target->transposed != NULL
+                 ? backend->ops->transpose(backend, issue->stream, &transpose)
+                 : backend->ops->capture(backend, issue->stream, &transpose.capture);
+    if (status != FP8PIPE_OK) {
+        /* Nothing will take the amax; the status is the first failure's. */
+        (void)backend->ops->fill(backend, issue->stream, issue->gemm_amax, 0, sizeof(uint32_t));
+    }
+    return status;
 }
 
 /* Quantizes activation(values + bias); without activation there is no bias. */

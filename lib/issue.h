@@ -21,6 +21,7 @@ struct issue {
     uint64_t position;        /* of the op */
     struct event_ring *rings; /* of all lanes */
     uint32_t *own_amax;       /* device word of this lane's */
+    uint32_t *gemm_amax;      /* another, 0 between ops */
     uint32_t temporaries;
     struct {
         void *data;

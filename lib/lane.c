@@ -220,6 +220,7 @@ static void issue_op(struct lane *lane, const struct op *op, uint64_t position)
         .position = position,
         .rings = crew->rings,
         .own_amax = lane->own_amax,
+        .gemm_amax = lane->gemm_amax,
     };
     struct trace_record *record =
         trace_op(&crew->trace, &lane->trace_until, op, own_ticket(lane, position));

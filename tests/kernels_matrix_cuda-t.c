@@ -19,7 +19,7 @@ static struct kernel_capture_args capture_of(uint8_t *words, bool folds)
     return (struct kernel_capture_args){
         .scale = (const float *)(const void *)words,
         .scale_inv = (float *)(void *)(words + 4),
-        .own_amax = (const uint32_t *)(const void *)(words + 8),
+        .own_amax = (uint32_t *)(void *)(words + 8),
         .amax = folds ? (uint32_t *)(void *)(words + 12) : NULL,
     };
 }

@@ -55,7 +55,8 @@ static int transpose_wrong(void)
         }
     }
     if (shape.rows > 0 && shape.cols > 0)
-        wrong += scale_inv != (captures ? 1.0f / 48.0f : 7.0f) || amax != want_amax;
+        wrong += scale_inv != (captures ? 1.0f / 48.0f : 7.0f) || amax != want_amax ||
+                 (own == 0) != captures;
     wrong += block_touched(&out);
     block_free(&in);
     block_free(&out);
@@ -71,10 +72,10 @@ static int capture_wrong(void)
     int wrong;
 
     kernel_capture_host(&args);
-    wrong = scale_inv != 1.0f / 3.0f || amax != 0;
+    wrong = scale_inv != 1.0f / 3.0f || amax != 0 || own != 0xffc00000u;
     args.amax = &amax;
     kernel_capture_host(&args);
-    return wrong + (amax != 0x7fc00000u);
+    return wrong + (amax != 0x7fc00000u || own != 0);
 }
 
 static int sums_wrong(void)

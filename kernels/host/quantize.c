@@ -324,6 +324,7 @@ void kernel_capture_host(const struct kernel_capture_args *args)
     *args->scale_inv = 1.0f / *args->scale;
     if (args->amax != NULL) {
         amax_fold(args->amax, *args->own_amax & 0x7fffffffu);
+        *args->own_amax = 0;
     }
 }
 
