@@ -62,12 +62,11 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
                                   const struct fp8pipe_linear_options *options,
                                   struct fp8pipe_linear **out)
 {
-    struct fp8pipe_linear *linear = calloc(1, sizeof(*linear) + pipe->lanes * sizeof(uint64_t));
+    struct fp8pipe_linear *linear = object_new(OBJECT_LINEAR, pipe, sizeof(*linear), pipe->lanes);
 
     if (linear == NULL) {
         goto no_memory;
     }
-    object_init(&linear->object, OBJECT_LINEAR, pipe, linear->lane_uses, pipe->lanes);
     linear->in_features = options->in_features;
     linear->out_features = options->out_features;
     linear->weight_dtype = options->weight.dtype;

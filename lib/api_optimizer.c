@@ -435,13 +435,12 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
 {
     struct backend *backend = pipe->crew->backend;
     struct fp8pipe_optimizer *optimizer =
-        calloc(1, sizeof(*optimizer) + pipe->lanes * sizeof(uint64_t));
+        object_new(OBJECT_OPTIMIZER, pipe, sizeof(*optimizer), pipe->lanes);
     enum fp8pipe_status status;
 
     if (optimizer == NULL) {
         return status_fail(FP8PIPE_ENOMEM, "an optimizer's host memory is not to be had");
     }
-    object_init(&optimizer->object, OBJECT_OPTIMIZER, pipe, optimizer->lane_uses, pipe->lanes);
     optimizer->parameters = options->parameter_count;
     optimizer->groups = options->group_count;
     optimizer->linears = calloc(options->parameter_count, sizeof(*optimizer->linears));

@@ -95,26 +95,29 @@ static enum fp8pipe_status init_state(struct fp8pipe_scaling *scaling, float ini
 static void free_host(struct fp8pipe_scaling *scaling)
 {
     free(scaling->formats);
-    free(scaling->users);
+    if (scaling->users != scaling->own_users) {
+        free(scaling->users);
+    }
     free(scaling->seen);
     free(scaling);
 }
 
 static struct fp8pipe_scaling *alloc_host(struct fp8pipe *pipe, uint32_t slots)
 {
-    struct fp8pipe_scaling *scaling = calloc(1, sizeof(*scaling) + pipe->lanes * sizeof(uint64_t));
+    struct fp8pipe_scaling *scaling =
+        object_new(OBJECT_SCALING, pipe, sizeof(*scaling), pipe->lanes);
 
     if (scaling == NULL) {
         return NULL;
     }
     scaling->formats = calloc(slots, sizeof(*scaling->formats));
-    scaling->users = calloc(pipe->lanes, sizeof(*scaling->users));
+    scaling->users = pipe->lanes <= OBJECT_OWN_LANES ? scaling->own_users
+                                                     : calloc(pipe->lanes, sizeof(*scaling->users));
     scaling->seen = calloc(slots, sizeof(*scaling->seen));
     if (scaling->formats == NULL || scaling->users == NULL || scaling->seen == NULL) {
         free_host(scaling);
         return NULL;
     }
-    object_init(&scaling->object, OBJECT_SCALING, pipe, scaling->lane_uses, pipe->lanes);
     pthread_mutex_init(&scaling->lock, NULL);
     pthread_mutex_init(&scaling->image_lock, NULL);
     return scaling;
@@ -146,7 +149,7 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
     for (uint32_t i = 0; i < scaling->slots; i++) {
         uint32_t role = options->roles != NULL ? options->roles[i] : i % 3;
 
-        scaling->formats[i] = format_of(options->recipe, role);
+        scaling->formats[i] = (uint8_t)format_of(options->recipe, role);
         scaling->seen[i] = options->initial_scale > 0.0f;
     }
     scaling->all_seen = options->initial_scale > 0.0f;

@@ -22,11 +22,10 @@ enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_t
     if (status != FP8PIPE_OK) {
         return status;
     }
-    tensor = calloc(1, sizeof(*tensor) + pipe->lanes * sizeof(uint64_t));
+    tensor = object_new(OBJECT_TENSOR, pipe, sizeof(*tensor), pipe->lanes);
     if (tensor == NULL) {
         status = status_fail(FP8PIPE_ENOMEM, "a tensor's host memory is not to be had");
     } else {
-        object_init(&tensor->object, OBJECT_TENSOR, pipe, tensor->lane_uses, pipe->lanes);
         pipe_object_add(pipe, &tensor->object);
         *out = tensor;
     }

@@ -41,8 +41,8 @@ struct fp8pipe {
     struct crew *crew;
     struct fault fault;
     struct log log;
-    struct filling_pool pool;
-    pthread_mutex_t objects_lock;
+    struct filling_pool pool __attribute__((aligned(64)));
+    pthread_mutex_t objects_lock __attribute__((aligned(64)));
     struct object *objects;
     uint32_t users __attribute__((aligned(64)));
     struct ec idle; /* close waits here for users to leave */

@@ -86,7 +86,7 @@ enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *vers
     uint32_t named = draft->named_count;
     enum fp8pipe_status status = draft_after(draft, version->written);
 
-    if (status == FP8PIPE_OK && draft->named_count == named) {
+    if (version->written != 0 && status == FP8PIPE_OK && draft->named_count == named) {
         version->written = 0; /* known to be done */
     }
     draft_use(draft, version->filling);

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "epilogue.h"
 #include "quantize.h"
@@ -24,11 +25,12 @@ static void version_end(struct filling *filling, struct backend *backend)
 struct version *version_new(struct filling_pool *pool, const struct fp8pipe_matrix *weight,
                             fp8pipe_ticket written)
 {
-    struct version *version = calloc(1, sizeof(*version));
+    struct version *version = aligned_alloc(64, sizeof(*version));
 
     if (version == NULL) {
         return NULL;
     }
+    memset(version, 0, sizeof(*version));
     version->filling = filling_get(pool, false);
     if (version->filling == NULL) {
         free(version);

@@ -26,12 +26,13 @@
 #include "scaling.h"
 #include "tensor.h"
 
+/* A cache line that submits read and, once or twice, write; then the launchers'. */
 struct version {
     struct filling *filling;
     struct fp8pipe_matrix weight;
     fp8pipe_ticket written;  /* under the linear's word; 0: known to be written */
     fp8pipe_ticket prepared; /* likewise: the op that prepares it; 0: none */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock __attribute__((aligned(64)));
     bool row_made;
     bool transposed_made;
     uint32_t row_lane;
@@ -42,20 +43,21 @@ struct version {
 
 struct fp8pipe_linear {
     struct object object;
+    /* Read-only: a cache line that submits and launchers share. */
     int64_t in_features;
     int64_t out_features;
-    enum fp8pipe_dtype weight_dtype;
-    struct fp8pipe_vector bias;
     struct fp8pipe_scaling *scaling; /* NULL: unquantized */
+    struct fp8pipe_vector bias;
+    enum fp8pipe_dtype weight_dtype;
     uint32_t slot_x;
     uint32_t slot_w;
     uint32_t slot_dy;
-    uint32_t kept;
-    struct version *current;
+    /* The submits' alone. */
+    struct version *current __attribute__((aligned(64)));
     struct filling *retired;
     const uint64_t *rewrites;
     uint64_t rewrites_before;
-    uint64_t lane_uses[];
+    uint32_t kept;
 };
 
 /* A version whose filling has one holder, or NULL. weight: NULL, or its matrix. */

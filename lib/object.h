@@ -13,25 +13,35 @@
 
 #include <ck_spinlock.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "fp8pipe.h"
 
 enum object_kind { OBJECT_SCALING, OBJECT_LINEAR, OBJECT_TENSOR, OBJECT_OPTIMIZER };
 
+/* Lanes whose uses lie in the object itself. */
+#define OBJECT_OWN_LANES 2
+
+/* One cache line, which every submit on the object writes; launchers read what lies behind it. */
 struct object {
     ck_spinlock_fas_t word;
-    enum object_kind kind;
     bool closed;
+    uint8_t kind; /* enum object_kind */
     struct fp8pipe *pipe;
-    uint64_t *uses;          /* for each lane, position + 1 of the last op that used it; 0: none */
+    uint64_t *uses; /* for each lane, position + 1 of the last op that used it; 0: none */
+    uint64_t own_uses[OBJECT_OWN_LANES];
     struct object *previous; /* in the pipe's list, under its mutex */
     struct object *next;
-};
+} __attribute__((aligned(64)));
 
-/* uses: lanes entries, zeroed here. */
+/* uses: lanes entries, zeroed here; not used, and may be NULL, where the object has its own. */
 void object_init(struct object *object, enum object_kind kind, struct fp8pipe *pipe, uint64_t *uses,
                  uint32_t lanes);
+
+/* Zeroed memory of `bytes`, which start with a struct object, initialised; freed with free(). NULL:
+ * there is none. */
+void *object_new(enum object_kind kind, struct fp8pipe *pipe, size_t bytes, uint32_t lanes);
 
 void object_lock_contended(struct object *object);
 

@@ -52,7 +52,6 @@ struct fp8pipe_optimizer {
     uint32_t linear_count;
     fp8pipe_ticket writer;
     uint64_t rewrites;
-    uint64_t lane_uses[];
 };
 
 /* The tiles of a parameter. */

@@ -61,6 +61,7 @@ enum fp8pipe_status quantize_run(struct issue *issue, const struct quantize_requ
     }
     filling_shape(&temporary, x->rows, x->cols, request->scaling->formats[request->slot],
                   request->row, request->transposed);
+    filling_strides(&temporary);
     temporary.row = kept != NULL ? kept->row : NULL;
     temporary.transposed_data = kept != NULL ? kept->transposed_data : NULL;
     if (status == FP8PIPE_OK && request->row && temporary.row == NULL) {

@@ -6,6 +6,9 @@
 
 #include "status.h"
 
+/* How many slots before their use a producer fetches lines of the ring: one or two entries. */
+#define RING_AHEAD 3
+
 enum fp8pipe_status ring_init(struct ring *ring, uint32_t slots, uint64_t start, int64_t spin_ns)
 {
     /* An entry that starts in the last slots runs on into slots beyond the end, which no position
@@ -94,11 +97,13 @@ enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position
 void ring_publish(struct ring *ring, uint64_t position, const void *entry, size_t bytes)
 {
     struct ring_slot *slot = &ring->slots[position & ring->mask];
+    const char *ahead = (const char *)&ring->slots[(position + RING_AHEAD) & ring->mask];
 
     memcpy(slot->bytes, entry, bytes);
-    /* The slot after next, which the consumer read last: a store would wait for its cache. */
-    for (size_t line = 0; line < RING_SLOT_BYTES; line += 64) {
-        __builtin_prefetch((char *)&ring->slots[(position + 2) & ring->mask] + line, 1);
+    /* As many slots further on, which the consumer had last: stores would wait for its cache. */
+    for (const char *end = ahead + ring_slots_for(bytes) * RING_SLOT_BYTES; ahead < end;
+         ahead += 64) {
+        __builtin_prefetch(ahead, 1);
     }
     ck_pr_fence_release();
     ck_pr_fas_64(&slot->seq, position + 1);
@@ -142,6 +147,10 @@ void *ring_peek(struct ring *ring)
 
 bool ring_drained(struct ring *ring)
 {
+    if (ck_pr_load_32(&ring->closed) == 0) {
+        return false;
+    }
+    ck_pr_fence_acquire();
     return ck_pr_load_64(&ring->head) == (ring->tail | RING_CLOSED);
 }
 
@@ -196,6 +205,8 @@ uint64_t ring_close(struct ring *ring)
 
     while (!ck_pr_cas_64_value(&ring->head, head, head | RING_CLOSED, &head)) {
     }
+    ck_pr_fence_release();
+    ck_pr_store_32(&ring->closed, 1);
     ec_wake(&ring->filled);
     ec_wake(&ring->consumed);
     return head & ~RING_CLOSED;

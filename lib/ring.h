@@ -15,6 +15,8 @@
  *   parked     written by the consumer around its sleep; the producer's full barrier in the publish
  *              and the consumer's between `parked` and its last look make one of them see the
  *              other.
+ *   closed     written by ring_close after the CLOSED bit and before its wake-ups: a consumer that
+ *              finds no entry looks at it, not at `head`, whose cache line is the producers'.
  *
  * The struct and its event counts outlive the slots: after ring_close no claim succeeds, so that
  * late producers touch nothing else. Producers may call claim, publish and wait; the consumer peek,
@@ -47,15 +49,17 @@ struct ring {
     uint64_t tail_seen; /* a tail that some producer has read; only ever too low */
     uint64_t entries;   /* claimed so far */
     uint64_t full;      /* claims refused for want of room */
-    /* read-only after init */
+    /* read-only after init, but for what changes once */
     struct ring_slot *slots __attribute__((aligned(64)));
     uint64_t mask;
     int64_t spin_ns;
+    uint32_t closed;
+    /* the consumer's sleep: every publish reads `parked`, no advance writes beside it */
+    uint32_t parked __attribute__((aligned(64)));
+    uint64_t parks;
+    struct ec filled; /* the consumer sleeps here */
     /* consumer */
     uint64_t tail __attribute__((aligned(64)));
-    uint32_t parked;
-    uint64_t parks;
-    struct ec filled;                                /* the consumer sleeps here */
     struct ec consumed __attribute__((aligned(64))); /* producers and askers sleep here */
     uint64_t rescues;
 };

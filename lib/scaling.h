@@ -29,7 +29,7 @@ struct scaling_state {
     size_t bytes;
     size_t moving_bytes; /* in front: what loads write, up to the window */
     size_t image_bytes;  /* in front: what saves and slot_get read, extremes too */
-    float *scale; /* of slot i at i * KERNEL_SCALE_STRIDE */
+    float *scale;        /* of slot i at i * KERNEL_SCALE_STRIDE */
     int32_t *has_scale;
     uint32_t *amax;
     uint32_t *window;
@@ -53,27 +53,29 @@ struct scaling_slot {
 
 struct fp8pipe_scaling {
     struct object object;
+    /* The submits' alone: under the word. */
+    fp8pipe_ticket writer;
+    fp8pipe_ticket *users; /* [lanes] */
+    fp8pipe_ticket own_users[OBJECT_OWN_LANES];
+    uint32_t linears; /* that name it */
+    bool scaled;
+    /* Read-only, but for `all_seen`: cache lines that submits and launchers share. */
+    uint8_t *formats __attribute__((aligned(64))); /* [slots]: enum fp8pipe_format */
     uint32_t slots;
     uint32_t history;
     enum fp8pipe_recipe recipe;
     enum fp8pipe_amax algorithm;
     int32_t margin;
     bool count_extremes;
-    enum fp8pipe_format *formats; /* [slots] */
+    uint32_t all_seen; /* atomic: every slot is seen */
     struct scaling_state state;
-    uint32_t linears; /* that name it: under the word */
-    bool scaled;
-    fp8pipe_ticket writer;
-    fp8pipe_ticket *users; /* [lanes] */
 
-    pthread_mutex_t lock;
-    uint32_t all_seen;            /* atomic: every slot is seen */
+    pthread_mutex_t lock __attribute__((aligned(64)));
     uint8_t *seen;                /* [slots] */
     int32_t *shadow;              /* pinned copy of has_scale, written in stream order */
     fp8pipe_ticket shadow_ticket; /* the op that copies it, 0: none since the last look */
 
     pthread_mutex_t image_lock; /* one save or load at a time */
-    uint64_t lane_uses[];
 };
 
 /* The largest finite value of a format, times 2^-margin: what a scale is of amax. */

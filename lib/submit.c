@@ -14,6 +14,11 @@ _Static_assert(sizeof(struct op) + (DRAFT_NAMED + DRAFT_ORDER) * sizeof(fp8pipe_
 /* A ticket this close to its ring's head is the lane's latest op. */
 #define SUBMIT_LATEST RING_ENTRY_SLOTS_MAX
 
+/* Nor is one of the op's own lane, this close to its head, likely to be done. Its marks are not
+ * looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing. Of so
+ * few ops no failure is forgotten. */
+#define SUBMIT_RECENT 64
+
 /* Continues the lane of a predecessor that is that lane's latest op, else takes the shorter queue
  * of two lanes. */
 static uint32_t choose_lane(struct fp8pipe *pipe, const struct fp8pipe_submit *submit)
@@ -156,12 +161,29 @@ enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct 
     return FP8PIPE_OK;
 }
 
+static bool is_recent(const struct draft *draft, fp8pipe_ticket ticket)
+{
+    return ticket_lane(ticket) == draft->lane &&
+           ring_head(&draft->pipe->ports[draft->lane].ring) - ticket_position(ticket) <=
+               SUBMIT_RECENT;
+}
+
+static void name(struct draft *draft, fp8pipe_ticket ticket)
+{
+    assert(draft->named_count < DRAFT_NAMED);
+    draft->named[draft->named_count++] = ticket;
+}
+
 enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
 {
     struct ticket_failure failure;
     struct port *port;
 
     if (ticket == 0) {
+        return FP8PIPE_OK;
+    }
+    if (is_recent(draft, ticket)) {
+        name(draft, ticket);
         return FP8PIPE_OK;
     }
     port = &draft->pipe->ports[ticket_lane(ticket)];
@@ -175,8 +197,7 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
         !port_failure_find(port, ticket_position(ticket), &failure)) {
         return FP8PIPE_OK;
     }
-    assert(draft->named_count < DRAFT_NAMED);
-    draft->named[draft->named_count++] = ticket;
+    name(draft, ticket);
     return FP8PIPE_OK;
 }
 
@@ -269,7 +290,7 @@ enum fp8pipe_status draft_read_tensor(struct draft *draft, const struct fp8pipe_
     if (rowwise) {
         draft_use(draft, tensor->part);
     }
-    if (ck_pr_load_32(&filling->ready) != 0) {
+    if (!is_recent(draft, filling->filled_by) && ck_pr_load_32(&filling->ready) != 0) {
         draft_order(draft, filling->filled_by);
         return FP8PIPE_OK;
     }

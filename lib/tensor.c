@@ -12,7 +12,21 @@ void filling_pool_init(struct filling_pool *pool, uint32_t lanes)
 {
     ck_spinlock_fas_init(&pool->word);
     pool->free = NULL;
+    pool->returned = NULL;
     pool->lanes = lanes;
+}
+
+/* The next of the pool, or NULL. Under the word. */
+static struct filling *pool_pop(struct filling_pool *pool)
+{
+    struct filling *filling = pool->free;
+
+    if (filling == NULL) {
+        filling = ck_pr_fas_ptr(&pool->returned, NULL);
+        ck_pr_fence_acquire();
+    }
+    pool->free = filling != NULL ? filling->next : NULL;
+    return filling;
 }
 
 void filling_pool_free(struct filling_pool *pool)
@@ -20,46 +34,73 @@ void filling_pool_free(struct filling_pool *pool)
     struct filling *filling;
 
     ck_spinlock_fas_lock(&pool->word);
-    while ((filling = pool->free) != NULL) {
-        pool->free = filling->next;
+    while ((filling = pool_pop(pool)) != NULL) {
         free(filling);
     }
     ck_spinlock_fas_unlock(&pool->word);
 }
 
-static struct filling *get_one(struct filling_pool *pool)
+/* What is the launchers'. */
+static void clear_issued(struct filling *filling)
 {
-    size_t bytes = (sizeof(struct filling) + pool->lanes * sizeof(uint64_t) + 63) / 64 * 64;
-    struct filling *filling;
+    size_t at = offsetof(struct filling, ready);
 
-    ck_spinlock_fas_lock(&pool->word);
-    filling = pool->free;
-    if (filling != NULL) {
-        pool->free = filling->next;
-    }
-    ck_spinlock_fas_unlock(&pool->word);
+    memset((char *)filling + at, 0, offsetof(struct filling, holders) - at);
+}
+
+/* Cleared for its user; NULL: another one, of new memory, or NULL if there is none. */
+static struct filling *start(struct filling_pool *pool, struct filling *filling)
+{
+    size_t uses = pool->lanes * sizeof(*filling->last);
+
     if (filling == NULL) {
-        filling = aligned_alloc(64, bytes);
+        filling = aligned_alloc(64, (sizeof(*filling) + uses + 63) / 64 * 64);
         if (filling == NULL) {
             return NULL;
         }
+        clear_issued(filling);
     }
-    memset(filling, 0, bytes);
-    filling->holders = 1;
     filling->pool = pool;
+    filling->part = NULL;
+    filling->ended = NULL;
+    filling->filled_by = 0;
+    filling->holders = 1;
+    for (uint32_t lane = 0; lane < pool->lanes; lane++) {
+        filling->last[lane] = 0;
+    }
     return filling;
 }
 
 struct filling *filling_get(struct filling_pool *pool, bool parted)
 {
-    struct filling *filling = get_one(pool);
+    struct filling *filling, *part = NULL;
 
+    ck_spinlock_fas_lock(&pool->word);
+    filling = pool_pop(pool);
+    if (parted) {
+        part = pool_pop(pool);
+    }
+    if (pool->free != NULL) {
+        /* The next one's lines, which a launcher had last. */
+        __builtin_prefetch(pool->free, 1);
+        __builtin_prefetch(&pool->free->holders, 1);
+    }
+    ck_spinlock_fas_unlock(&pool->word);
+    filling = start(pool, filling);
+    if (parted) {
+        part = start(pool, part);
+    }
     if (filling != NULL && parted) {
-        filling->part = get_one(pool);
-        if (filling->part == NULL) {
+        filling->part = part;
+    }
+    if (filling == NULL || (parted && part == NULL)) {
+        if (filling != NULL) {
             filling_put(filling);
-            return NULL;
         }
+        if (part != NULL) {
+            filling_put(part);
+        }
+        return NULL;
     }
     return filling;
 }
@@ -67,11 +108,14 @@ struct filling *filling_get(struct filling_pool *pool, bool parted)
 void filling_put(struct filling *filling)
 {
     struct filling_pool *pool = filling->pool;
+    struct filling *first;
 
-    ck_spinlock_fas_lock(&pool->word);
-    filling->next = pool->free;
-    pool->free = filling;
-    ck_spinlock_fas_unlock(&pool->word);
+    clear_issued(filling);
+    first = ck_pr_load_ptr(&pool->returned);
+    do {
+        filling->next = first;
+        ck_pr_fence_release();
+    } while (!ck_pr_cas_ptr_value(&pool->returned, first, filling, &first));
 }
 
 void filling_undo(struct filling *filling)
@@ -80,18 +124,6 @@ void filling_undo(struct filling *filling)
         filling_put(filling->part);
     }
     filling_put(filling);
-}
-
-void filling_shape(struct filling *filling, int64_t rows, int64_t cols, enum fp8pipe_format format,
-                   bool rowwise, bool transposed)
-{
-    filling->rows = rows;
-    filling->cols = cols;
-    filling->format = format;
-    filling->rowwise = rowwise;
-    filling->transposed = transposed;
-    filling->row_stride = fp8_round_up(cols);
-    filling->transposed_stride = fp8_round_up(rows);
 }
 
 void filling_hold(struct filling *filling)
@@ -221,13 +253,15 @@ static enum fp8pipe_status block_alloc(struct filling *filling, struct issue *is
 
 enum fp8pipe_status filling_alloc(struct filling *filling, struct issue *issue)
 {
-    size_t row_bytes = filling->rowwise ? copy_bytes(filling->rows, filling->row_stride) : 0;
-    size_t transposed_bytes =
-        filling->transposed ? copy_bytes(filling->cols, filling->transposed_stride) : 0;
-    size_t own_row_bytes = filling->part == NULL ? row_bytes : 0;
+    size_t row_bytes, transposed_bytes, own_row_bytes;
     unsigned char *data, *row;
     enum fp8pipe_status status;
 
+    filling_strides(filling);
+    row_bytes = filling->rowwise ? copy_bytes(filling->rows, filling->row_stride) : 0;
+    transposed_bytes =
+        filling->transposed ? copy_bytes(filling->cols, filling->transposed_stride) : 0;
+    own_row_bytes = filling->part == NULL ? row_bytes : 0;
     status =
         block_alloc(filling, issue, FILLING_HEAD_BYTES + own_row_bytes + transposed_bytes, &data);
     if (status != FP8PIPE_OK) {

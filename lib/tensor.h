@@ -13,13 +13,19 @@
  *   holders         any thread, atomically. Submits only: launchers never write what submits read.
  *   last            for each lane, position + 1 of the last op that uses it: raised by submits that
  *                   know of a holder, read by whoever gives the memory back, after the last hold.
- *   rows .. layout  written by the submitter that starts the filling, before it publishes.
- *   device pointers written by the launcher of the op that fills it, before the op's issued mark;
+ *   rows .. format  written by the submitter that starts the filling, before it publishes.
+ *   strides, device pointers
+ *                   written by the launcher of the op that fills it, before the op's issued mark;
  *                   read by launchers that have seen that mark.
  *   ready           written likewise: the op succeeded, so that later readers need not ask its
  *                   lane's failure records. Read at submit.
  *
- * Fillings are recycled through a pool in the pipe, so that submits do not allocate.
+ * Each of these groups has cache lines of its own, so that a submit does not wait for what a
+ * launcher wrote.
+ *
+ * Fillings are recycled through a pool in the pipe, so that submits do not allocate. Who puts one
+ * back, mostly a launcher, has cleared what is the launchers'; who takes one clears the rest. What
+ * comes back goes to a list that is taken over whole, once a submit finds its own one empty.
  */
 #ifndef LIB_TENSOR_H
 #define LIB_TENSOR_H
@@ -34,19 +40,21 @@
 struct version;
 
 struct filling {
-    uint32_t ready;
     struct filling_pool *pool;
     struct filling *part; /* or NULL: all is its own. Followed only by who holds or fills that */
     /* Instead of the return to the pool, for a filling that is part of something larger. */
     void (*ended)(struct filling *filling, struct backend *backend);
     void *owner;
-    struct filling *next; /* in the pool, or in a list of the dead */
-    fp8pipe_ticket filled_by;
+    union {
+        fp8pipe_ticket filled_by;
+        struct filling *next; /* in the pool, or in a list of the dead */
+    };
     int64_t rows;
     int64_t cols;
-    enum fp8pipe_format format;
+    uint8_t format; /* enum fp8pipe_format */
     bool rowwise;
     bool transposed;
+    uint32_t ready __attribute__((aligned(64)));
     int64_t row_stride;
     int64_t transposed_stride;
     uint8_t *row;
@@ -61,9 +69,10 @@ struct filling {
 };
 
 struct filling_pool {
-    ck_spinlock_fas_t word;
-    struct filling *free;
+    ck_spinlock_fas_t word; /* who takes */
     uint32_t lanes;
+    struct filling *free;                                  /* under the word */
+    struct filling *returned __attribute__((aligned(64))); /* atomic: put back since */
 };
 
 struct fp8pipe_tensor {
@@ -76,7 +85,6 @@ struct fp8pipe_tensor {
     uint32_t *kept_count;           /* of that linear: how many tensors keep a version of it */
     fp8pipe_ticket kept_ticket;     /* the forward */
     uint64_t kept_rewrites;         /* linear_rewrites() at the forward */
-    uint64_t lane_uses[];
 };
 
 /* The pool. get returns a filling with one holder and no memory, or NULL; if `parted` it has a
@@ -93,9 +101,22 @@ static inline int64_t fp8_round_up(int64_t n)
     return (n + KERNEL_FP8_PAD - 1) / KERNEL_FP8_PAD * KERNEL_FP8_PAD;
 }
 
-/* Sets shape, format and padded strides. */
-void filling_shape(struct filling *filling, int64_t rows, int64_t cols, enum fp8pipe_format format,
-                   bool rowwise, bool transposed);
+/* Sets shape and format. The padded strides follow in filling_alloc, or: */
+static inline void filling_shape(struct filling *filling, int64_t rows, int64_t cols,
+                                 enum fp8pipe_format format, bool rowwise, bool transposed)
+{
+    filling->rows = rows;
+    filling->cols = cols;
+    filling->format = (uint8_t)format;
+    filling->rowwise = rowwise;
+    filling->transposed = transposed;
+}
+
+static inline void filling_strides(struct filling *filling)
+{
+    filling->row_stride = fp8_round_up(filling->cols);
+    filling->transposed_stride = fp8_round_up(filling->rows);
+}
 
 void filling_hold(struct filling *filling);
 

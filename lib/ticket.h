@@ -46,8 +46,9 @@ struct port {
     pthread_mutex_t inline_mutex;                    /* INLINE: held from claim to issue */
     struct ec finished __attribute__((aligned(64))); /* waiters for done sleep here */
     uint64_t done;
-    uint64_t start;   /* first position of this pipe */
-    uint64_t too_old; /* positions below answer ETOOOLD */
+    /* Apart from the done mark, which moves all the time: submits read the next three. */
+    uint64_t start __attribute__((aligned(64))); /* first position of this pipe */
+    uint64_t too_old;                            /* positions below answer ETOOOLD */
     uint64_t failed;
     pthread_mutex_t lock;
     struct ticket_failure *failures; /* ring of TICKET_FAILURES, oldest evicted */

@@ -1,6 +1,7 @@
 /* Guards objects: a set of them is locked in one order without repetitions, and its locks
  * exclude. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -46,24 +47,58 @@ static void order(void)
 
 static void made(void)
 {
-    uint64_t uses[3] = {7, 7, 7};
+    uint64_t uses[OBJECT_OWN_LANES + 2];
     struct object object;
+    int used = 0;
 
     memset(&object, 0xff, sizeof(object));
-    object_init(&object, OBJECT_TENSOR, NULL, uses, 2);
+    memset(uses, 7, sizeof(uses));
+    object_init(&object, OBJECT_TENSOR, NULL, uses, OBJECT_OWN_LANES + 1);
     ok(!object.closed && object.kind == OBJECT_TENSOR && object.uses == uses,
        "a new object is open");
-    ok(uses[0] == 0 && uses[1] == 0, "and unused by every lane");
-    is_int(uses[2], 7, "and by no more lanes than there are");
+    for (int i = 0; i <= OBJECT_OWN_LANES; i++) {
+        used += uses[i] != 0;
+    }
+    is_int(used, 0, "and unused by every lane");
+    ok(uses[OBJECT_OWN_LANES + 1] != 0, "and by no more lanes than there are");
     object_lock(&object);
     object_unlock(&object);
     pass("and free");
 }
 
+static void allocated(void)
+{
+    int wrong = 0;
+
+    for (uint32_t lanes = 1; lanes <= 9; lanes++) {
+        size_t bytes = sizeof(struct object) + 8 * lanes;
+        struct object *object = object_new(OBJECT_LINEAR, NULL, bytes, lanes);
+        char *end = (char *)object + bytes;
+
+        if (object == NULL) {
+            bail("object_new");
+        }
+        wrong += (uintptr_t)object % 64 != 0 || object->kind != OBJECT_LINEAR;
+        for (char *byte = (char *)(object + 1); byte < end; byte++) {
+            wrong += *byte != 0;
+            *byte = 1;
+        }
+        for (uint32_t lane = 0; lane < lanes; lane++) {
+            wrong += object->uses[lane] != 0;
+            object->uses[lane] = lane + 1;
+        }
+        wrong += object->pipe != NULL || object->next != NULL || object->previous != NULL;
+        for (char *byte = (char *)(object + 1); byte < end; byte++) {
+            wrong += *byte != 1;
+        }
+        free(object);
+    }
+    is_int(wrong, 0, "one with memory behind it: zeroed, aligned, apart from its uses");
+}
+
 /* `count` is not atomic: the object's word alone protects it. */
 struct counted {
     struct object object;
-    uint64_t uses[1];
     uint64_t count;
 };
 
@@ -106,7 +141,7 @@ static void exclude(void)
     int wrong = 0;
 
     for (int i = 0; i < OBJECTS; i++) {
-        object_init(&counted[i].object, OBJECT_SCALING, NULL, counted[i].uses, 1);
+        object_init(&counted[i].object, OBJECT_SCALING, NULL, NULL, 1);
     }
     for (int i = 0; i < THREADS; i++) {
         counters[i].seed = (uint64_t)i;
@@ -135,6 +170,7 @@ int main(void)
     alarm(HANG_S); /* whatever waits for ever ends the program */
     order();
     made();
+    allocated();
     exclude();
     return done_testing();
 }
