@@ -98,7 +98,7 @@ static void free_host(struct fp8pipe_scaling *scaling)
     if (scaling->users != scaling->own_users) {
         free(scaling->users);
     }
-    free(scaling->seen);
+    free(scaling->known);
     free(scaling);
 }
 
@@ -113,8 +113,8 @@ static struct fp8pipe_scaling *alloc_host(struct fp8pipe *pipe, uint32_t slots)
     scaling->formats = calloc(slots, sizeof(*scaling->formats));
     scaling->users = pipe->lanes <= OBJECT_OWN_LANES ? scaling->own_users
                                                      : calloc(pipe->lanes, sizeof(*scaling->users));
-    scaling->seen = calloc(slots, sizeof(*scaling->seen));
-    if (scaling->formats == NULL || scaling->users == NULL || scaling->seen == NULL) {
+    scaling->known = calloc(slots, sizeof(*scaling->known));
+    if (scaling->formats == NULL || scaling->users == NULL || scaling->known == NULL) {
         free_host(scaling);
         return NULL;
     }
@@ -150,9 +150,8 @@ static enum fp8pipe_status create(struct fp8pipe *pipe,
         uint32_t role = options->roles != NULL ? options->roles[i] : i % 3;
 
         scaling->formats[i] = (uint8_t)format_of(options->recipe, role);
-        scaling->seen[i] = options->initial_scale > 0.0f;
+        scaling->known[i] = options->initial_scale > 0.0f ? SCALING_SEEN : SCALING_UNASKED;
     }
-    scaling->all_seen = options->initial_scale > 0.0f;
     scaling->scaled = options->initial_scale > 0.0f;
     status = backend->ops->pinned_alloc(backend, scaling->slots * sizeof(*scaling->shadow),
                                         (void **)&scaling->shadow);

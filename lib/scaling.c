@@ -45,12 +45,22 @@ void scaling_layout(struct scaling_state *state, unsigned char *data,
     state->bytes = end;
 }
 
+/* Under the lock. */
+static void know(struct fp8pipe_scaling *scaling, uint32_t slot, enum scaling_known known)
+{
+    uint32_t before = scaling->known[slot] == SCALING_ASKED, after = known == SCALING_ASKED;
+
+    if (scaling->known[slot] != known) {
+        ck_pr_store_8(&scaling->known[slot], (uint8_t)known);
+        ck_pr_store_32(&scaling->unseen, scaling->unseen - before + after);
+    }
+}
+
 /* Takes over what the last shadow copy says, once it has arrived. Under the lock. */
 static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
 {
     struct event_ring *ring;
     uint64_t position;
-    bool all = true;
 
     if (scaling->shadow_ticket == 0) {
         return;
@@ -67,27 +77,26 @@ static void look_at_shadow(struct fp8pipe_scaling *scaling, struct issue *issue)
         }
     }
     for (uint32_t slot = 0; slot < scaling->slots; slot++) {
-        scaling->seen[slot] = scaling->shadow[slot] != 0;
-        all = all && scaling->seen[slot];
+        if (scaling->shadow[slot] != 0) {
+            know(scaling, slot, SCALING_SEEN);
+        }
     }
     scaling->shadow_ticket = 0;
-    if (all) {
-        ck_pr_store_32(&scaling->all_seen, 1);
-    }
 }
 
 bool scaling_slot_seen(struct fp8pipe_scaling *scaling, uint32_t slot, struct issue *issue)
 {
     bool seen;
 
-    if (ck_pr_load_32(&scaling->all_seen) != 0) {
+    if (ck_pr_load_8(&scaling->known[slot]) == SCALING_SEEN) {
         return true;
     }
     pthread_mutex_lock(&scaling->lock);
-    if (scaling->seen[slot] == 0) {
-        look_at_shadow(scaling, issue);
+    look_at_shadow(scaling, issue);
+    seen = scaling->known[slot] == SCALING_SEEN;
+    if (!seen) {
+        know(scaling, slot, SCALING_ASKED);
     }
-    seen = scaling->seen[slot] != 0;
     pthread_mutex_unlock(&scaling->lock);
     return seen;
 }
@@ -134,13 +143,13 @@ enum fp8pipe_status scaling_update(struct fp8pipe_scaling *scaling, const int32_
     };
     enum fp8pipe_status status = backend->ops->scale_update(backend, issue->stream, &args);
 
-    if (status != FP8PIPE_OK || ck_pr_load_32(&scaling->all_seen) != 0) {
+    if (status != FP8PIPE_OK || ck_pr_load_32(&scaling->unseen) == 0) {
         return status;
     }
     /* A copy that cannot be made costs a pass over each tensor, not the update. */
     pthread_mutex_lock(&scaling->lock);
     look_at_shadow(scaling, issue);
-    if (ck_pr_load_32(&scaling->all_seen) == 0 && scaling->shadow_ticket == 0 &&
+    if (scaling->unseen != 0 && scaling->shadow_ticket == 0 &&
         backend->ops->copy(backend, issue->stream, scaling->shadow, state->has_scale,
                            scaling->slots * sizeof(int32_t)) == FP8PIPE_OK) {
         scaling->shadow_ticket = ticket;
@@ -195,12 +204,15 @@ enum fp8pipe_status scaling_write(struct fp8pipe_scaling *scaling, const void *i
 {
     enum fp8pipe_status status = issue->backend->ops->copy(
         issue->backend, issue->stream, scaling->state.data, image, scaling->state.moving_bytes);
+    struct scaling_state host;
 
     if (status == FP8PIPE_OK) {
-        /* What the host has seen is of the state before. */
+        scaling_layout(&host, (unsigned char *)(uintptr_t)image, scaling);
         pthread_mutex_lock(&scaling->lock);
-        ck_pr_store_32(&scaling->all_seen, 0);
-        memset(scaling->seen, 0, scaling->slots);
+        for (uint32_t slot = 0; slot < scaling->slots; slot++) {
+            know(scaling, slot, host.has_scale[slot] != 0 ? SCALING_SEEN : SCALING_UNASKED);
+        }
+        /* What a copy on its way says is of the state before. */
         scaling->shadow_ticket = 0;
         pthread_mutex_unlock(&scaling->lock);
     }

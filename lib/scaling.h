@@ -11,8 +11,13 @@
  *   scaled          an update or a load was submitted, or the slots began with a scale: under the
  *                   word, at submit. What a GEMM quantizes itself is scaled by its slot from then
  *                   on, whatever is on the device by now.
- *   seen            slots whose scale the host knows to be set, so that no pass for the tensor's
- *                   own amax is launched: under `lock`, by launchers.
+ *   known           what the host knows of each slot: that its scale is set, so that no pass for the
+ *                   tensor's own amax is launched; or that a quantize has asked for that and it was
+ *                   not known. Under `lock`, by launchers; that a slot is seen is read without, for
+ *                   only a load takes it back, which is issued after all users before it and before
+ *                   all behind it.
+ *   unseen          how many slots are asked for: as long as there are, updates copy the device's
+ *                   flags. Slots that nothing quantizes, dY's in inference, are not waited for.
  */
 #ifndef LIB_SCALING_H
 #define LIB_SCALING_H
@@ -41,6 +46,8 @@ struct scaling_state {
     uint32_t *scratch;
 };
 
+enum scaling_known { SCALING_UNASKED, SCALING_ASKED, SCALING_SEEN };
+
 /* The words of one slot, read without the others: `slot` is given, the rest is of the device. */
 struct scaling_slot {
     uint32_t slot;
@@ -59,7 +66,7 @@ struct fp8pipe_scaling {
     fp8pipe_ticket own_users[OBJECT_OWN_LANES];
     uint32_t linears; /* that name it */
     bool scaled;
-    /* Read-only, but for `all_seen`: cache lines that submits and launchers share. */
+    /* Read-only: cache lines that submits and launchers share. */
     uint8_t *formats __attribute__((aligned(64))); /* [slots]: enum fp8pipe_format */
     uint32_t slots;
     uint32_t history;
@@ -67,11 +74,11 @@ struct fp8pipe_scaling {
     enum fp8pipe_amax algorithm;
     int32_t margin;
     bool count_extremes;
-    uint32_t all_seen; /* atomic: every slot is seen */
     struct scaling_state state;
 
     pthread_mutex_t lock __attribute__((aligned(64)));
-    uint8_t *seen;                /* [slots] */
+    uint32_t unseen;
+    uint8_t *known;               /* [slots]: enum scaling_known */
     int32_t *shadow;              /* pinned copy of has_scale, written in stream order */
     fp8pipe_ticket shadow_ticket; /* the op that copies it, 0: none since the last look */
 
