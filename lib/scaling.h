@@ -11,7 +11,7 @@
  *   scaled          an update or a load was submitted, or the slots began with a scale: under the
  *                   word, at submit. What a GEMM quantizes itself is scaled by its slot from then
  *                   on, whatever is on the device by now.
- *   known           what the host knows of each slot: that its scale is set, so that no pass for the
+ *   known           what the host knows of each slot: that its scale is set, so that no pass for a
  *                   tensor's own amax is launched; or that a quantize has asked for that and it was
  *                   not known. Under `lock`, by launchers; that a slot is seen is read without, for
  *                   only a load takes it back, which is issued after all users before it and before

@@ -5,6 +5,9 @@
 /* The longest sleep between looks at a backend that is polled. */
 #define WAIT_POLL_NS_MAX INT64_C(1000000)
 
+/* Between looks while spinning: about a microsecond. */
+#define WAIT_PAUSES_MAX 32u
+
 enum fp8pipe_status pipe_check_ticket(const struct fp8pipe *pipe, const char *field,
                                       fp8pipe_ticket ticket)
 {
@@ -44,24 +47,45 @@ struct mark_wait {
     uint64_t position;
 };
 
+/* Whether the op is issued or done in the sense of event_ring_look, without its outcome: a failed
+ * pipe speaks for every op. */
 static bool issued_ready(void *arg)
 {
     struct mark_wait *wait = arg;
-    struct look look;
 
-    event_ring_look(wait->ring, wait->position, &look);
-    return look.issued;
+    return ring_tail(&wait->ring->port->ring) > wait->position ||
+           fault_status(wait->ring->fault) != FP8PIPE_OK;
 }
 
-/* Reaps itself: the completion thread may be inside a defer for any time. */
-static bool done_ready(void *arg)
+static bool is_done(const struct mark_wait *wait)
 {
-    struct mark_wait *wait = arg;
-    struct look look;
+    return port_done(wait->ring->port) > wait->position ||
+           fault_status(wait->ring->fault) != FP8PIPE_OK;
+}
 
-    event_ring_reap(wait->ring);
-    event_ring_look(wait->ring, wait->position, &look);
-    return look.done;
+/* Reaps itself: the completion thread may be inside a defer for any time. But not before the op is
+ * issued: a device's answers cost its launcher, which is in the driver at the same time. */
+static bool done_ready(struct mark_wait *wait)
+{
+    if (!is_done(wait) && ring_tail(&wait->ring->port->ring) > wait->position) {
+        event_ring_reap(wait->ring);
+    }
+    return is_done(wait);
+}
+
+/* Looks in ever longer steps, for each takes from the launcher the cache lines of its marks. */
+static bool spin_done(struct mark_wait *wait, int64_t end_ns)
+{
+    uint32_t pauses = 1;
+    bool done;
+
+    while (!(done = done_ready(wait)) && ec_now_ns() < end_ns) {
+        for (uint32_t i = 0; i < pauses; i++) {
+            ck_pr_stall();
+        }
+        pauses = pauses < WAIT_PAUSES_MAX ? pauses * 2 : pauses;
+    }
+    return done;
 }
 
 /* True when it is done. Inside `enter`. */
@@ -75,9 +99,7 @@ static bool wait_done(struct fp8pipe *pipe, struct mark_wait *wait, int64_t dead
     if (spin_end > deadline_ns) {
         spin_end = deadline_ns;
     }
-    do {
-        done = done_ready(wait);
-    } while (!done && ec_now_ns() < spin_end);
+    done = spin_done(wait, spin_end);
     if (poll_ns > 0) {
         while (!done && ec_now_ns() < deadline_ns) {
             int64_t nap_end = ec_deadline_ns(poll_ns);

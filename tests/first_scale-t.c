@@ -1,6 +1,6 @@
-/* Guards what a scale not known yet costs: the pass for a tensor's own amax and the update's copy of
- * flags end once every slot in use is seen, begin again with a slot that comes into use later, and
- * follow a load. */
+/* Guards what a scale not known yet costs: the pass for a tensor's own amax and the update's copy
+ * of flags end once every slot in use is seen, begin again with a slot that comes into use later,
+ * and follow a load. */
 #include <stdlib.h>
 
 #include "async.h"

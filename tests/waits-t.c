@@ -24,6 +24,39 @@ static void *waits(void *arg)
     return NULL;
 }
 
+/* ---- Before the op is issued --------------------------------------------------------------- */
+
+/* A launcher is in the driver while it issues: who waits for what is behind that asks nothing. */
+static void asks_for_what_is_issued(void)
+{
+    struct fp8pipe_options options = async_options(FP8PIPE_ASYNC, 1, 0, NULL);
+    struct gate launcher = GATE_INIT, stream = GATE_INIT;
+    fp8pipe_ticket held, behind;
+    struct fp8pipe *pipe;
+    uint64_t asked;
+
+    watchdog("a wait for what is not issued", 60);
+    options.spin_ns = MS_NS;
+    pipe = chaos_open_pipe(FP8PIPE_BACKEND_HOST, &options, 10000);
+    held = submit_host_call(pipe, ON(0), gate_work, &stream);
+    submit_call(pipe, ON(0), gate_call, &launcher);
+    behind = submit_host_call(pipe, ON(0), gate_work, &launcher);
+    gate_await(&launcher, 1);
+    asked = chaos_count(CHAOS_EVENT_QUERY);
+    is_int(fp8pipe_wait(pipe, behind, FP8PIPE_DONE, 5 * MS_NS), FP8PIPE_ETIMEDOUT,
+           "an op that is not issued is not done");
+    is_int((int64_t)(chaos_count(CHAOS_EVENT_QUERY) - asked), 0,
+           "and the backend is not asked while somebody waits for it");
+    is_int(fp8pipe_wait(pipe, held, FP8PIPE_DONE, 5 * MS_NS), FP8PIPE_ETIMEDOUT,
+           "one that is issued and held is not done");
+    ok(chaos_count(CHAOS_EVENT_QUERY) > asked, "for which it is asked");
+    gate_open(&launcher);
+    gate_open(&stream);
+    is_int(fp8pipe_wait(pipe, behind, FP8PIPE_DONE, 5 * A_SECOND_NS), FP8PIPE_OK,
+           "once issued it is waited for");
+    must(fp8pipe_close(pipe, 0, -1));
+}
+
 /* ---- While a defer runs ------------------------------------------------------------------- */
 
 static void gate_defer(void *gate, fp8pipe_ticket ticket, enum fp8pipe_status status)
@@ -262,6 +295,7 @@ static void cases(enum fp8pipe_backend backend)
 
 int main(void)
 {
+    asks_for_what_is_issued();
     test_each_backend(cases);
     waits_after_a_fault();
     destroys_after_a_fault();
