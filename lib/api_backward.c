@@ -31,9 +31,14 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
         status = draft_after(draft, op->saved->kept_ticket);
     }
     if (status == FP8PIPE_OK && op->dy_tensor != NULL) {
-        status = layer_bind_shared(draft, "dy_tensor", op->dy_tensor, op->dx.rows,
-                                   linear->out_features, linear->scaling->formats[linear->slot_dy],
-                                   true, false, &dgrad->dy_filling);
+        struct layer_shared shared = {"dy_tensor",
+                                      op->dx.rows,
+                                      linear->out_features,
+                                      linear->scaling->formats[linear->slot_dy],
+                                      true,
+                                      false};
+
+        status = layer_bind_shared(draft, op->dy_tensor, &shared, &dgrad->dy_filling);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -199,16 +204,22 @@ static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
                                (void *)op->saved);
         }
         if (op->dy_tensor != NULL) {
-            status = layer_bind_shared(
-                draft, "dy_tensor", op->dy_tensor, check_given(&op->dy) ? op->dy.rows : -1,
-                linear->out_features, linear->scaling->formats[linear->slot_dy], false, true,
-                &wgrad->dy_filling);
+            struct layer_shared shared = {"dy_tensor",
+                                          check_given(&op->dy) ? op->dy.rows : -1,
+                                          linear->out_features,
+                                          linear->scaling->formats[linear->slot_dy],
+                                          false,
+                                          true};
+
+            status = layer_bind_shared(draft, op->dy_tensor, &shared, &wgrad->dy_filling);
             rows = status == FP8PIPE_OK ? wgrad->dy_filling->rows : -1;
         }
         if (status == FP8PIPE_OK) {
-            status = layer_bind_shared(draft, "saved", op->saved, rows, linear->in_features,
-                                       linear->scaling->formats[linear->slot_x], false, true,
-                                       &wgrad->x_filling);
+            struct layer_shared shared = {
+                "saved", rows, linear->in_features, linear->scaling->formats[linear->slot_x],
+                false,   true};
+
+            status = layer_bind_shared(draft, op->saved, &shared, &wgrad->x_filling);
         }
         if (status == FP8PIPE_OK) {
             status = draft_after(draft, op->saved->kept_ticket);

@@ -39,10 +39,14 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
     forward->version = linear->current;
     status = layer_bind_version(draft, linear->current);
     if (status == FP8PIPE_OK && op->x_tensor != NULL) {
-        status = layer_bind_shared(draft, "x_tensor", op->x_tensor,
-                                   op->epilogue.tensor != NULL ? -1 : op->y.rows,
-                                   linear->in_features, linear->scaling->formats[linear->slot_x],
-                                   true, op->keep == FP8PIPE_KEEP_ALL, &forward->x_filling);
+        struct layer_shared shared = {"x_tensor",
+                                      op->epilogue.tensor != NULL ? -1 : op->y.rows,
+                                      linear->in_features,
+                                      linear->scaling->formats[linear->slot_x],
+                                      true,
+                                      op->keep == FP8PIPE_KEEP_ALL};
+
+        status = layer_bind_shared(draft, op->x_tensor, &shared, &forward->x_filling);
         if (draft->last_use) {
             tensor_may_end(draft, op->x_tensor);
         }

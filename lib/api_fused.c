@@ -12,9 +12,6 @@ _Static_assert(offsetof(struct op, u) + sizeof(struct op_tensor_call) + FP8PIPE_
 
 static enum fp8pipe_status check_tensor_call(const struct fp8pipe_tensor_call_op *op)
 {
-    struct fp8pipe_matrix shape = {
-        (void *)(uintptr_t)KERNEL_FP8_PAD, op->rows, op->cols, op->cols, FP8PIPE_FP32, 0};
-
     if (op->fn == NULL) {
         return status_fail(FP8PIPE_EINVAL, "fn = NULL: it is needed");
     }
@@ -22,7 +19,7 @@ static enum fp8pipe_status check_tensor_call(const struct fp8pipe_tensor_call_op
         return status_fail(FP8PIPE_EINVAL, "%s = %lld: it is >= 0", op->rows < 0 ? "rows" : "cols",
                            (long long)(op->rows < 0 ? op->rows : op->cols));
     }
-    if (!check_matrix_holds(&shape)) {
+    if (!check_size_holds(op->rows, op->cols)) {
         return status_fail(FP8PIPE_EINVAL, "rows = %lld, cols = %lld: the size overflows",
                            (long long)op->rows, (long long)op->cols);
     }

@@ -222,10 +222,7 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
         status = check_quantize(op);
     }
     if (status == FP8PIPE_OK) {
-        status = draft_object(&draft, "tensor", &tensor->object);
-    }
-    if (status == FP8PIPE_OK) {
-        status = draft_object(&draft, "scaling", &op->scaling->object);
+        status = draft_filled_objects(&draft, "tensor", tensor, "scaling", op->scaling);
     }
     if (status != FP8PIPE_OK) {
         return status;

@@ -1,10 +1,5 @@
 #include "check.h"
 
-bool check_given(const struct fp8pipe_matrix *matrix)
-{
-    return matrix->data != NULL || matrix->rows != 0 || matrix->cols != 0 || matrix->stride != 0;
-}
-
 enum fp8pipe_status check_enum_refuse(const char *field, int value, int last)
 {
     return last == 1
@@ -25,11 +20,9 @@ static enum fp8pipe_status check_data(const char *field, const void *data, bool 
     return FP8PIPE_OK;
 }
 
-enum fp8pipe_status check_matrix_refuse(const char *field, const struct fp8pipe_matrix *matrix,
-                                        int64_t rows, int64_t cols)
+enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_matrix *matrix,
+                                       int64_t rows, int64_t cols)
 {
-    int64_t elements;
-
     if (rows >= 0 && matrix->rows != rows) {
         return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: it is %lld here", field,
                            (long long)matrix->rows, (long long)rows);
@@ -51,9 +44,7 @@ enum fp8pipe_status check_matrix_refuse(const char *field, const struct fp8pipe_
         return status_fail(FP8PIPE_EINVAL, "%s.stride = %lld: it is >= cols = %lld", field,
                            (long long)matrix->stride, (long long)matrix->cols);
     }
-    if (__builtin_mul_overflow(matrix->stride, matrix->rows, &elements) ||
-        elements > CHECK_ELEMENTS_MAX || matrix->rows > CHECK_ELEMENTS_MAX ||
-        matrix->stride > CHECK_ELEMENTS_MAX) {
+    if (!check_size_holds(matrix->rows, matrix->stride)) {
         return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld, stride = %lld: the size overflows",
                            field, (long long)matrix->rows, (long long)matrix->stride);
     }
@@ -83,8 +74,8 @@ enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector 
     return check_data(field, vector->data, count == 0, vector->dtype);
 }
 
-enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *vector,
-                               int64_t count)
+enum fp8pipe_status check_sums_given(const char *field, const struct fp8pipe_vector *vector,
+                                     int64_t count)
 {
     enum fp8pipe_status status = check_vector(field, vector, count);
 
@@ -134,12 +125,12 @@ enum fp8pipe_status check_apart_close(const char *out_field, const struct fp8pip
     return FP8PIPE_OK;
 }
 
-enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
-                                     const char *field, const struct fp8pipe_matrix *matrix)
+enum fp8pipe_status check_sums_apart_given(const char *out_field, const struct fp8pipe_vector *sums,
+                                           const char *field, const struct fp8pipe_matrix *matrix)
 {
     struct fp8pipe_matrix row = {sums->data, 1, sums->count, sums->count, sums->dtype, 0};
 
-    return sums->data == NULL ? FP8PIPE_OK : check_apart(out_field, &row, field, matrix);
+    return check_apart(out_field, &row, field, matrix);
 }
 
 enum fp8pipe_status check_arg(const void *arg, size_t bytes)

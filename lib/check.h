@@ -20,25 +20,30 @@ static inline int64_t check_element_bytes(enum fp8pipe_dtype dtype)
 /* Four bytes an element and a margin for padding: no size computed of a matrix overflows. */
 #define CHECK_ELEMENTS_MAX (INT64_MAX / 64)
 
-/* The rules for a matrix, in the order in which the refusal names them. */
-static inline bool check_matrix_holds(const struct fp8pipe_matrix *matrix)
+/* Whether no size computed of so many rows overflows. Neither is negative. */
+static inline bool check_size_holds(int64_t rows, int64_t stride)
 {
     int64_t elements;
 
-    return (unsigned)matrix->dtype <= FP8PIPE_FP16 && (matrix->rows | matrix->cols) >= 0 &&
-           matrix->stride >= matrix->cols && matrix->reserved == 0 &&
-           /* The first is the short answer for all matrices that there are. */
-           ((uint64_t)(matrix->rows | matrix->stride) >> 28 == 0 ||
-            (!__builtin_mul_overflow(matrix->stride, matrix->rows, &elements) &&
-             elements <= CHECK_ELEMENTS_MAX && matrix->rows <= CHECK_ELEMENTS_MAX &&
-             matrix->stride <= CHECK_ELEMENTS_MAX)) &&
-           (matrix->data != NULL || matrix->rows == 0 || matrix->cols == 0) &&
-           ((uintptr_t)matrix->data & (uintptr_t)(check_element_bytes(matrix->dtype) - 1)) == 0;
+    return (uint64_t)(rows | stride) >> 28 == 0 ||
+           (!__builtin_mul_overflow(stride, rows, &elements) && elements <= CHECK_ELEMENTS_MAX &&
+            rows <= CHECK_ELEMENTS_MAX && stride <= CHECK_ELEMENTS_MAX);
 }
 
-/* The refusal of a matrix that breaks a rule, or is not rows x cols. */
-enum fp8pipe_status check_matrix_refuse(const char *field, const struct fp8pipe_matrix *matrix,
-                                        int64_t rows, int64_t cols);
+/* What most matrices are: all rules for one hold. Below 2^28 nothing is negative or overflows. */
+static inline bool check_matrix_plain(const struct fp8pipe_matrix *matrix)
+{
+    uint64_t sizes = (uint64_t)(matrix->rows | matrix->cols | matrix->stride);
+    uint64_t type = (uint64_t)(uint32_t)matrix->reserved << 32 | (uint32_t)matrix->dtype;
+
+    return sizes >> 28 == 0 && matrix->stride >= matrix->cols && type <= FP8PIPE_FP16 &&
+           matrix->data != NULL &&
+           ((uintptr_t)matrix->data & (type == FP8PIPE_FP32 ? 3u : 1u)) == 0;
+}
+
+/* The rules for a matrix of rows x cols; -1: any. The refusal names the first that it breaks. */
+enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_matrix *matrix,
+                                       int64_t rows, int64_t cols);
 
 /* A matrix of rows x cols; -1: any. `field` names it in the sentence. */
 static inline enum fp8pipe_status check_matrix_shape(const char *field,
@@ -46,9 +51,9 @@ static inline enum fp8pipe_status check_matrix_shape(const char *field,
                                                      int64_t rows, int64_t cols)
 {
     return (rows < 0 || matrix->rows == rows) && (cols < 0 || matrix->cols == cols) &&
-                   check_matrix_holds(matrix)
+                   check_matrix_plain(matrix)
                ? FP8PIPE_OK
-               : check_matrix_refuse(field, matrix, rows, cols);
+               : check_matrix_rules(field, matrix, rows, cols);
 }
 
 /* A matrix of any shape. */
@@ -62,9 +67,17 @@ static inline enum fp8pipe_status check_matrix(const char *field,
 enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector *vector,
                                  int64_t count);
 
+/* check_sums of a vector that may be given. */
+enum fp8pipe_status check_sums_given(const char *field, const struct fp8pipe_vector *vector,
+                                     int64_t count);
+
 /* A vector of sums: FP32, or absent. */
-enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *vector,
-                               int64_t count);
+static inline enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *vector,
+                                             int64_t count)
+{
+    return vector->data == NULL && vector->count == 0 ? FP8PIPE_OK
+                                                      : check_sums_given(field, vector, count);
+}
 
 /* check_apart of matrices whose ranges of memory may meet. */
 enum fp8pipe_status check_apart_close(const char *out_field, const struct fp8pipe_matrix *out,
@@ -91,9 +104,18 @@ static inline enum fp8pipe_status check_apart(const char *out_field,
     return check_may_meet(out, in) ? check_apart_close(out_field, out, in_field, in) : FP8PIPE_OK;
 }
 
+/* check_sums_apart of sums that are given. */
+enum fp8pipe_status check_sums_apart_given(const char *out_field, const struct fp8pipe_vector *sums,
+                                           const char *field, const struct fp8pipe_matrix *matrix);
+
 /* The same for sums, which may be absent. */
-enum fp8pipe_status check_sums_apart(const char *out_field, const struct fp8pipe_vector *sums,
-                                     const char *field, const struct fp8pipe_matrix *matrix);
+static inline enum fp8pipe_status check_sums_apart(const char *out_field,
+                                                   const struct fp8pipe_vector *sums,
+                                                   const char *field,
+                                                   const struct fp8pipe_matrix *matrix)
+{
+    return sums->data == NULL ? FP8PIPE_OK : check_sums_apart_given(out_field, sums, field, matrix);
+}
 
 /* The argument of a function of the caller's, of which `bytes` are copied. */
 enum fp8pipe_status check_arg(const void *arg, size_t bytes);
@@ -113,6 +135,10 @@ static inline enum fp8pipe_status check_flag(const char *field, int32_t value)
 }
 
 /* Whether a matrix was given at all (the _NONE initialiser was not). */
-bool check_given(const struct fp8pipe_matrix *matrix);
+static inline bool check_given(const struct fp8pipe_matrix *matrix)
+{
+    return ((uintptr_t)matrix->data | (uint64_t)(matrix->rows | matrix->cols | matrix->stride)) !=
+           0;
+}
 
 #endif

@@ -26,13 +26,36 @@ struct layer_kind {
     size_t bytes;
 };
 
+/* How the op structs of a linear start. */
+struct layer_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
+
 /*
  * The opening of every op on a linear: the linear is given, the op's struct is read as by
  * options_read, the draft begins, the linear and its scaling are in it.
  */
-enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
-                                const struct layer_kind *kind, const void *op, void *room,
-                                const void **given);
+static inline enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                              const struct layer_kind *kind, const void *op,
+                                              void *room, const void **given)
+{
+    enum fp8pipe_status status;
+
+    if (linear == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+    }
+    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
+    if (status == FP8PIPE_OK) {
+        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
+                             kind->kind, kind->payload_bytes, kind->flags);
+    }
+    if (status == FP8PIPE_OK) {
+        draft_objects(draft, &linear->object,
+                      linear->scaling != NULL ? &linear->scaling->object : NULL);
+    }
+    return status;
+}
 
 /* layer_tensor of a tensor. */
 enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,
@@ -75,18 +98,72 @@ static inline enum fp8pipe_status layer_apart(struct draft *draft, const char *f
 /* Commit: an op that quantizes the version, and does nothing else. */
 void layer_prepared(struct draft *draft, struct version *version, fp8pipe_ticket ticket);
 
+/* layer_bind_version of a version that is not known to be written. */
+enum fp8pipe_status layer_after_written(struct draft *draft, struct version *version);
+
 /* The op uses a version: after its writer, holding it. */
-enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version);
+static inline enum fp8pipe_status layer_bind_version(struct draft *draft, struct version *version)
+{
+    draft_use(draft, version->filling);
+    return version->written == 0 ? FP8PIPE_OK : layer_after_written(draft, version);
+}
 
 /* Every op on the linear sees to the version before the current one, if that was left to it. */
-void layer_bind(struct draft *draft, const struct fp8pipe_linear *linear);
+static inline void layer_bind(struct draft *draft, const struct fp8pipe_linear *linear)
+{
+    if (linear->scaling != NULL) {
+        draft_use_scaling(draft, linear->scaling);
+    }
+    draft_may_end(draft, linear->retired != NULL);
+}
 
-void layer_commit(struct draft *draft, struct fp8pipe_linear *linear, fp8pipe_ticket ticket);
+static inline void layer_commit(struct draft *draft, struct fp8pipe_linear *linear,
+                                fp8pipe_ticket ticket)
+{
+    if (linear->scaling != NULL) {
+        draft_used_scaling(draft, linear->scaling, ticket);
+    }
+    if (linear->retired != NULL) {
+        draft_end(draft, linear->retired);
+        linear->retired = NULL;
+    }
+}
 
-/* A shared quantized operand of rows x cols. */
-enum fp8pipe_status layer_bind_shared(struct draft *draft, const char *field,
-                                      const struct fp8pipe_tensor *tensor, int64_t rows,
-                                      int64_t cols, enum fp8pipe_format format, bool rowwise,
-                                      bool transposed, struct filling **filling);
+/* What a shared quantized operand has to be. */
+struct layer_shared {
+    const char *field;
+    int64_t rows; /* -1: any */
+    int64_t cols;
+    enum fp8pipe_format format;
+    bool rowwise;
+    bool transposed;
+};
+
+static inline bool layer_shared_shape(const struct filling *filling,
+                                      const struct layer_shared *shared)
+{
+    return (shared->rows < 0 || filling->rows == shared->rows) && filling->cols == shared->cols;
+}
+
+/* The refusal of a tensor that is something else. */
+enum fp8pipe_status layer_shared_refuse(const struct fp8pipe_tensor *tensor,
+                                        const struct layer_shared *shared);
+
+/* Binds a shared quantized operand. */
+static inline enum fp8pipe_status layer_bind_shared(struct draft *draft,
+                                                    const struct fp8pipe_tensor *tensor,
+                                                    const struct layer_shared *shared,
+                                                    struct filling **filling)
+{
+    struct filling *current = tensor->filling;
+
+    if (current == NULL || !layer_shared_shape(current, shared) ||
+        current->format != shared->format || (shared->rowwise && !tensor_rowwise(tensor)) ||
+        (shared->transposed && !current->transposed)) {
+        return layer_shared_refuse(tensor, shared);
+    }
+    *filling = current;
+    return draft_read_tensor(draft, tensor, shared->rowwise);
+}
 
 #endif

@@ -244,12 +244,12 @@ struct op_modulate_backward {
 
 struct op {
     uint8_t kind;
+    uint8_t flags;
+    uint16_t lists_at; /* bytes from the op's start to its lists */
     uint8_t slots;
     uint8_t named;
     uint8_t order;
     uint8_t ended;
-    uint8_t flags;
-    uint16_t lists_at; /* bytes from the op's start to its lists */
     void *event;
     int64_t enqueued_ns; /* CLOCK_MONOTONIC, 0 without a trace */
     char name[FP8PIPE_NAME_MAX + 1];

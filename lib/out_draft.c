@@ -48,11 +48,9 @@ enum fp8pipe_status out_draft_check(struct draft *draft, const struct fp8pipe_qu
     if (status == FP8PIPE_OK) {
         status = check_flag("out.column_sums_accumulate", out->column_sums_accumulate);
     }
-    if (status == FP8PIPE_OK) {
-        status = draft_object(draft, "out.tensor", &out->tensor->object);
-    }
     return status != FP8PIPE_OK ? status
-                                : draft_object(draft, "out.scaling", &out->scaling->object);
+                                : draft_filled_objects(draft, "out.tensor", out->tensor,
+                                                       "out.scaling", out->scaling);
 }
 
 enum fp8pipe_status out_draft_submit(struct draft *draft, const struct fp8pipe_quantized *out,

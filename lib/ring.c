@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache.h"
 #include "status.h"
 
 /* How many slots before their use a producer fetches lines of the ring: one or two entries. */
@@ -45,11 +46,6 @@ uint64_t ring_tail(const struct ring *ring)
 
     ck_pr_fence_acquire();
     return tail;
-}
-
-uint64_t ring_head(const struct ring *ring)
-{
-    return ck_pr_load_64(&ring->head) & ~RING_CLOSED;
 }
 
 static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
@@ -97,14 +93,16 @@ enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position
 void ring_publish(struct ring *ring, uint64_t position, const void *entry, size_t bytes)
 {
     struct ring_slot *slot = &ring->slots[position & ring->mask];
-    const char *ahead = (const char *)&ring->slots[(position + RING_AHEAD) & ring->mask];
+    const struct ring_slot *ahead = &ring->slots[(position + RING_AHEAD) & ring->mask];
+    const struct ring_slot *ahead_end = ahead + ring_slots_for(bytes);
 
+    /* As many slots further on, which the consumer had last. */
+    do {
+        for (size_t line = 0; line < RING_SLOT_BYTES; line += CACHE_LINE) {
+            cache_fetch((const char *)ahead + line);
+        }
+    } while (++ahead < ahead_end);
     memcpy(slot->bytes, entry, bytes);
-    /* As many slots further on, which the consumer had last: stores would wait for its cache. */
-    for (const char *end = ahead + ring_slots_for(bytes) * RING_SLOT_BYTES; ahead < end;
-         ahead += 64) {
-        __builtin_prefetch(ahead, 1);
-    }
     ck_pr_fence_release();
     ck_pr_fas_64(&slot->seq, position + 1);
     ck_pr_fence_atomic_load();

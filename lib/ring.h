@@ -25,7 +25,7 @@
 #ifndef LIB_RING_H
 #define LIB_RING_H
 
-#include <ck_cc.h>
+#include <ck_pr.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -106,7 +106,10 @@ uint64_t ring_close(struct ring *ring);
 uint64_t ring_tail(const struct ring *ring);
 
 /* Next position to be claimed. */
-uint64_t ring_head(const struct ring *ring);
+static inline uint64_t ring_head(const struct ring *ring)
+{
+    return ck_pr_load_64(&ring->head) & ~RING_CLOSED;
+}
 
 /* Spins, then parks, until the tail has passed `position`; false at the deadline. */
 bool ring_wait_consumed(struct ring *ring, uint64_t position, int64_t deadline_ns);

@@ -1,9 +1,9 @@
 #include "submit.h"
 
-#include <assert.h>
 #include <ck_pr.h>
 #include <string.h>
 
+#include "cache.h"
 #include "thread.h"
 
 _Static_assert(sizeof(struct op) + (DRAFT_NAMED + DRAFT_ORDER) * sizeof(fp8pipe_ticket) +
@@ -13,11 +13,6 @@ _Static_assert(sizeof(struct op) + (DRAFT_NAMED + DRAFT_ORDER) * sizeof(fp8pipe_
 
 /* A ticket this close to its ring's head is the lane's latest op. */
 #define SUBMIT_LATEST RING_ENTRY_SLOTS_MAX
-
-/* Nor is one of the op's own lane, this close to its head, likely to be done. Its marks are not
- * looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing. Of so
- * few ops no failure is forgotten. */
-#define SUBMIT_RECENT 64
 
 /* Continues the lane of a predecessor that is that lane's latest op, else takes the shorter queue
  * of two lanes. */
@@ -45,11 +40,18 @@ static uint32_t choose_lane(struct fp8pipe *pipe, const struct fp8pipe_submit *s
                : a;
 }
 
+/* The rules of draft_begin, each with its sentence. */
 static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
-                                        const struct fp8pipe_submit *submit, uint32_t extra_flags)
+                                        const struct fp8pipe_submit *submit, uint32_t known)
 {
-    uint32_t known = FP8PIPE_NONBLOCK | FP8PIPE_RESUME | extra_flags;
+    enum fp8pipe_status status = pipe_check_inside(false);
 
+    if (status == FP8PIPE_OK) {
+        status = pipe_check(pipe);
+    }
+    if (status != FP8PIPE_OK) {
+        return status;
+    }
     if (submit->lane < FP8PIPE_LANE_AUTO || submit->lane >= (int32_t)pipe->lanes) {
         return status_fail(FP8PIPE_EINVAL,
                            "submit.lane = %d: it is 0 to %d, or "
@@ -81,8 +83,7 @@ static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
     }
     for (uint32_t i = 0; i < submit->after_count; i++) {
         if (submit->after[i] != 0) {
-            enum fp8pipe_status status = pipe_check_ticket(pipe, "submit.after", submit->after[i]);
-
+            status = pipe_check_ticket(pipe, "submit.after", submit->after[i]);
             if (status != FP8PIPE_OK) {
                 return status;
             }
@@ -91,52 +92,91 @@ static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
     return FP8PIPE_OK;
 }
 
-enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
-                                const struct fp8pipe_submit *submit, enum op_kind kind,
-                                size_t payload_bytes, uint32_t extra_flags)
+/* What most submits are: all that check_submit asks for holds, and nothing is asked beyond that.
+ * The fault is looked at for itself, not for what was written before it. */
+static inline bool is_plain(const struct fp8pipe *pipe, const struct fp8pipe_submit *submit,
+                            uint32_t known)
 {
-    struct op *op = &draft->entry.op;
-    enum fp8pipe_status status = pipe_check_inside(false);
+    return thread_inside() == THREAD_OUTSIDE && pipe != NULL &&
+           ck_pr_load_32(&pipe->state) == PIPE_OPEN && pipe->generation == table_fork_generation &&
+           (uint32_t)submit->lane < pipe->lanes && (submit->flags & ~known) == 0 &&
+           (submit->reserved2[0] | submit->reserved2[1] | (uintptr_t)submit->event |
+            submit->reserved | submit->after_count | ck_pr_load_32(&pipe->tracing) |
+            ck_pr_load_32(&pipe->fault.status)) == 0;
+}
 
-    if (status == FP8PIPE_OK) {
-        status = pipe_check(pipe);
-    }
-    if (status == FP8PIPE_OK) {
-        status = check_submit(pipe, submit, extra_flags);
-    }
+/* All but the name and the predecessors. */
+static inline void begin(struct draft *draft, struct fp8pipe *pipe,
+                         const struct fp8pipe_submit *submit, enum op_kind kind,
+                         size_t payload_bytes, uint32_t lane)
+{
+    uint32_t flags = submit->flags;
+    struct op *op = &draft->entry.op;
+
+    draft->pipe = pipe;
+    draft->ring = &pipe->ports[lane].ring;
+    draft->lane = lane;
+    draft->nonblock = (flags & FP8PIPE_NONBLOCK) != 0;
+    draft->last_use = (flags & FP8PIPE_LAST_USE) != 0;
+    draft->own_named = 0;
+    draft->entry.op.named = 0;
+    draft->object_count = 0;
+    draft_payload(draft, payload_bytes);
+    op->kind = (uint8_t)kind;
+    op->flags = (uint8_t)((submit->lane == FP8PIPE_LANE_AUTO ? 0u : OP_NUMBERED) |
+                          ((flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
+                          ((flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
+    op->event = submit->event;
+    op->enqueued_ns = 0;
+    memset(op->name, 0, sizeof(op->name));
+}
+
+static __attribute__((noinline)) enum fp8pipe_status copy_name(struct op *op, const char *name)
+{
+    memcpy(op->name, name, strnlen(name, FP8PIPE_NAME_MAX));
+    return FP8PIPE_OK;
+}
+
+/* draft_begin of any submit. */
+CACHE_RARE static enum fp8pipe_status begin_checked(struct draft *draft, struct fp8pipe *pipe,
+                                                    const struct fp8pipe_submit *submit,
+                                                    enum op_kind kind, size_t payload_bytes,
+                                                    uint32_t known)
+{
+    enum fp8pipe_status status = check_submit(pipe, submit, known);
+
     if (status != FP8PIPE_OK) {
         return status;
     }
     if (fault_status(&pipe->fault) != FP8PIPE_OK) {
         return fault_refuse(&pipe->fault);
     }
-    draft->pipe = pipe;
-    draft->nonblock = (submit->flags & FP8PIPE_NONBLOCK) != 0 || thread_inside() == THREAD_DEFER;
-    draft->last_use = (submit->flags & FP8PIPE_LAST_USE) != 0;
-    draft->lane =
-        submit->lane == FP8PIPE_LANE_AUTO ? choose_lane(pipe, submit) : (uint32_t)submit->lane;
-    draft->named_count = 0;
-    draft->order_count = 0;
-    draft->use_count = 0;
-    draft->ended_room = 0;
-    draft->ended_count = 0;
-    draft->object_count = 0;
-    draft_payload(draft, payload_bytes);
-    op->kind = (uint8_t)kind;
-    op->flags = (uint8_t)((submit->lane == FP8PIPE_LANE_AUTO ? 0u : OP_NUMBERED) |
-                          ((submit->flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
-                          ((submit->flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
-    op->event = submit->event;
-    op->enqueued_ns = ck_pr_load_32(&pipe->tracing) != 0 ? ec_now_ns() : 0;
-    memset(op->name, 0, sizeof(op->name));
+    begin(draft, pipe, submit, kind, payload_bytes,
+          submit->lane == FP8PIPE_LANE_AUTO ? choose_lane(pipe, submit) : (uint32_t)submit->lane);
+    if (ck_pr_load_32(&pipe->tracing) != 0) {
+        draft->entry.op.enqueued_ns = ec_now_ns();
+    }
     if (submit->name != NULL) {
-        memccpy(op->name, submit->name, '\0', FP8PIPE_NAME_MAX);
+        copy_name(&draft->entry.op, submit->name);
     }
     for (uint32_t i = 0; i < submit->after_count && status == FP8PIPE_OK; i++) {
         status = draft_after(draft, submit->after[i]);
     }
-    draft->own_named = draft->named_count;
+    draft->own_named = draft->entry.op.named;
     return status;
+}
+
+enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
+                                const struct fp8pipe_submit *submit, enum op_kind kind,
+                                size_t payload_bytes, uint32_t extra_flags)
+{
+    uint32_t known = FP8PIPE_NONBLOCK | FP8PIPE_RESUME | extra_flags;
+
+    if (!is_plain(pipe, submit, known)) {
+        return begin_checked(draft, pipe, submit, kind, payload_bytes, known);
+    }
+    begin(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane);
+    return submit->name == NULL ? FP8PIPE_OK : copy_name(&draft->entry.op, submit->name);
 }
 
 void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes)
@@ -147,46 +187,31 @@ void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes)
     }
 }
 
+enum fp8pipe_status draft_object_refuse(const struct draft *draft, const char *field,
+                                        const struct object *object)
+{
+    return status_fail(FP8PIPE_EINVAL, "%s = %p: it is of pipe %u, this op is for pipe %u", field,
+                       (const void *)object, object->pipe->number, draft->pipe->number);
+}
+
 enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct object *object)
 {
     if (object == NULL) {
         return FP8PIPE_OK;
     }
     if (object->pipe != draft->pipe) {
-        return status_fail(FP8PIPE_EINVAL, "%s = %p: it is of pipe %u, this op is for pipe %u",
-                           field, (void *)object, object->pipe->number, draft->pipe->number);
+        return draft_object_refuse(draft, field, object);
     }
     assert(draft->object_count < DRAFT_OBJECTS);
     draft->object_count = object_set_add(draft->objects, draft->object_count, object);
     return FP8PIPE_OK;
 }
 
-static bool is_recent(const struct draft *draft, fp8pipe_ticket ticket)
+enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket)
 {
-    return ticket_lane(ticket) == draft->lane &&
-           ring_head(&draft->pipe->ports[draft->lane].ring) - ticket_position(ticket) <=
-               SUBMIT_RECENT;
-}
-
-static void name(struct draft *draft, fp8pipe_ticket ticket)
-{
-    assert(draft->named_count < DRAFT_NAMED);
-    draft->named[draft->named_count++] = ticket;
-}
-
-enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
-{
+    struct port *port = &draft->pipe->ports[ticket_lane(ticket)];
     struct ticket_failure failure;
-    struct port *port;
 
-    if (ticket == 0) {
-        return FP8PIPE_OK;
-    }
-    if (is_recent(draft, ticket)) {
-        name(draft, ticket);
-        return FP8PIPE_OK;
-    }
-    port = &draft->pipe->ports[ticket_lane(ticket)];
     if (ticket_position(ticket) < port_too_old(port)) {
         return status_fail(FP8PIPE_ETOOOLD,
                            "ticket = %#llx: it is older than the last %d failures "
@@ -197,54 +222,34 @@ enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
         !port_failure_find(port, ticket_position(ticket), &failure)) {
         return FP8PIPE_OK;
     }
-    name(draft, ticket);
-    return FP8PIPE_OK;
+    return draft_name(draft, ticket);
 }
 
-void draft_order(struct draft *draft, fp8pipe_ticket ticket)
+void draft_order_lane(struct draft *draft, fp8pipe_ticket ticket)
 {
-    uint32_t lane = ticket_lane(ticket);
-
-    if (ticket == 0 || lane == draft->lane ||
-        (draft->order_count > 0 && draft->order[draft->order_count - 1] == ticket) ||
-        port_done(&draft->pipe->ports[lane]) > ticket_position(ticket)) {
+    if ((draft->entry.op.order > 0 && draft->order[draft->entry.op.order - 1] == ticket) ||
+        port_done(&draft->pipe->ports[ticket_lane(ticket)]) > ticket_position(ticket)) {
         return;
     }
-    assert(draft->order_count < DRAFT_ORDER);
-    draft->order[draft->order_count++] = ticket;
+    assert(draft->entry.op.order < DRAFT_ORDER);
+    draft->order[draft->entry.op.order++] = ticket;
 }
 
-void draft_use(struct draft *draft, struct filling *filling)
+/* Commit: drops a hold; the op sees to the memory if it was the last. NULL is ignored. */
+static inline void draft_drop(struct draft *draft, struct filling *filling)
 {
-    if (filling != NULL) {
-        assert(draft->use_count < DRAFT_USES);
-        draft->uses[draft->use_count++] = filling;
+    if (filling != NULL && filling_drop(filling)) {
+        draft_end(draft, filling);
     }
 }
 
-void draft_may_end(struct draft *draft, uint32_t fillings)
+void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor)
 {
-    draft->ended_room += fillings;
-    assert(draft->ended_room <= DRAFT_ENDED);
-}
+    struct filling *held[TENSOR_HOLDS];
 
-void tensor_may_end(struct draft *draft, const struct fp8pipe_tensor *tensor)
-{
-    draft_may_end(draft,
-                  (tensor->filling != NULL) + (tensor->part != NULL) + (tensor->version != NULL));
-}
-
-void draft_end(struct draft *draft, struct filling *filling)
-{
-    assert(draft->ended_count < draft->ended_room);
-    draft->ended[draft->ended_count++] = filling;
-}
-
-/* Commit: drops a hold; the op sees to the memory if it was the last. */
-static void draft_drop(struct draft *draft, struct filling *filling)
-{
-    if (filling_drop(filling)) {
-        draft_end(draft, filling);
+    tensor_empty(tensor, held);
+    for (int i = 0; i < TENSOR_HOLDS; i++) {
+        draft_drop(draft, held[i]);
     }
 }
 
@@ -254,16 +259,6 @@ enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct f
     return *filling != NULL ? FP8PIPE_OK
                             : status_fail(FP8PIPE_ENOMEM, "a filling's host memory is not to be "
                                                           "had");
-}
-
-void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)
-{
-    draft_order(draft, scaling->writer);
-}
-
-void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling, fp8pipe_ticket ticket)
-{
-    scaling->users[draft->lane] = ticket;
 }
 
 void draft_write_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)
@@ -281,78 +276,48 @@ void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
     memset(scaling->users, 0, draft->pipe->lanes * sizeof(*scaling->users));
 }
 
-enum fp8pipe_status draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor,
-                                      bool rowwise)
+enum fp8pipe_status draft_after_filled_old(struct draft *draft, const struct filling *filling)
 {
-    struct filling *filling = tensor->filling;
-
-    draft_use(draft, filling);
-    if (rowwise) {
-        draft_use(draft, tensor->part);
-    }
-    if (!is_recent(draft, filling->filled_by) && ck_pr_load_32(&filling->ready) != 0) {
+    if (ck_pr_load_32(&filling->ready) != 0) {
         draft_order(draft, filling->filled_by);
         return FP8PIPE_OK;
     }
     return draft_after(draft, filling->filled_by);
 }
 
-void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor)
+/* Takes the words; whether all objects are open. */
+static inline bool lock_objects(const struct draft *draft)
 {
-    struct filling *held[TENSOR_HOLDS];
+    unsigned closed = 0;
 
-    if (tensor->filling == NULL && tensor->version == NULL) {
-        return;
+    for (uint32_t i = 0; i < draft->object_count; i++) {
+        object_lock(draft->objects[i]);
+        closed |= draft->objects[i]->closed;
     }
-    tensor_empty(tensor, held);
-    for (int i = 0; i < TENSOR_HOLDS; i++) {
-        if (held[i] != NULL) {
-            draft_drop(draft, held[i]);
-        }
-    }
-}
-
-void draft_fill(struct draft *draft, const struct fp8pipe_tensor *tensor, struct filling *filling)
-{
-    tensor_may_end(draft, tensor);
-    draft_use(draft, filling);
-    draft_use(draft, filling->part);
-}
-
-void draft_filled(struct draft *draft, struct fp8pipe_tensor *tensor, struct filling *filling,
-                  fp8pipe_ticket ticket)
-{
-    filling->filled_by = ticket;
-    tensor_let_go(draft, tensor);
-    tensor->filling = filling;
-    tensor->part = filling->part;
+    return closed == 0;
 }
 
 /* Appends the lists to the payload; the size of the entry. */
-static size_t finish_entry(struct draft *draft)
+static inline size_t finish_entry(struct draft *draft)
 {
     struct op *op = &draft->entry.op;
     uint64_t *lists = (uint64_t *)(void *)(draft->entry.bytes + draft->payload_end);
+    uint32_t named = op->named, order = op->order;
+    size_t bytes = draft->payload_end + (named + order + op->ended) * sizeof(*lists);
 
     op->lists_at = (uint16_t)draft->payload_end;
-    op->named = (uint8_t)draft->named_count;
-    op->order = (uint8_t)draft->order_count;
-    op->ended = (uint8_t)draft->ended_room;
-    for (uint32_t i = 0; i < draft->named_count; i++) {
-        *lists++ = draft->named[i];
+    op->slots = (uint8_t)ring_slots_for(bytes);
+    for (uint32_t i = 0; i < named; i++) {
+        lists[i] = draft->named[i];
     }
-    for (uint32_t i = 0; i < draft->order_count; i++) {
-        *lists++ = draft->order[i];
+    for (uint32_t i = 0; i < order; i++) {
+        lists[named + i] = draft->order[i];
     }
-    lists += draft->ended_room;
-    return (size_t)((unsigned char *)lists - draft->entry.bytes);
+    return bytes;
 }
 
-static void mark_uses(struct draft *draft, uint64_t position)
+static __attribute__((noinline)) void mark_fillings(const struct draft *draft, uint64_t position)
 {
-    for (uint32_t i = 0; i < draft->object_count; i++) {
-        draft->objects[i]->uses[draft->lane] = position + 1;
-    }
     for (uint32_t i = 0; i < draft->use_count; i++) {
         filling_use(draft->uses[i], draft->lane, position);
     }
@@ -370,77 +335,100 @@ static void finish_ended(struct draft *draft)
     op->ended = (uint8_t)draft->ended_count;
 }
 
-/* One try: everything under the words. RING_FULL: try again. */
-static enum fp8pipe_status try_submit(struct draft *draft, const struct draft_calls *calls,
-                                      void *arg, fp8pipe_ticket *ticket, uint32_t *slots,
-                                      enum ring_claim *claim)
+/* With a claimed position: the op is in the ring when it returns, and the words are dropped. */
+static inline void enqueue(struct draft *draft, const struct draft_calls *calls, void *arg,
+                           uint64_t position, size_t bytes, fp8pipe_ticket *ticket)
 {
-    struct port *port = &draft->pipe->ports[draft->lane];
+    uint32_t lane = draft->lane;
+    fp8pipe_ticket own = ticket_make(draft->pipe->number, lane, position);
+    struct object **end = draft->objects + draft->object_count;
+
+    if (ticket != NULL) {
+        *ticket = own;
+    }
+    if (calls != NULL) {
+        mark_fillings(draft, position);
+        calls->commit(draft, arg, own);
+        if (draft->entry.op.ended > 0) {
+            finish_ended(draft);
+        }
+    }
+    ring_publish(draft->ring, position, draft->entry.bytes, bytes);
+    for (struct object **object = draft->objects; object < end; object++) {
+        (*object)->uses[lane] = position + 1;
+        object_unlock(*object);
+    }
+}
+
+/* One try: everything under the words. RING_FULL: try again. */
+static inline enum fp8pipe_status try_submit(struct draft *draft, const struct draft_calls *calls,
+                                             void *arg, fp8pipe_ticket *ticket,
+                                             enum ring_claim *claim)
+{
     enum fp8pipe_status status = FP8PIPE_OK;
     uint64_t position;
     size_t bytes;
 
     *claim = RING_IS_CLOSED;
-    object_set_lock(draft->objects, draft->object_count);
-    draft->named_count = draft->own_named;
-    draft->order_count = 0;
+    draft->entry.op.named = (uint8_t)draft->own_named;
+    draft->entry.op.order = 0;
+    draft->entry.op.ended = 0;
     draft->use_count = 0;
-    draft->ended_room = 0;
-    for (uint32_t i = 0; i < draft->object_count; i++) {
-        if (draft->objects[i]->closed) {
-            goto unlock;
-        }
+    draft->ended_count = 0;
+    if (!lock_objects(draft)) {
+        goto unlock;
     }
     if (calls != NULL) {
         status = calls->bind(draft, arg);
-    }
-    if (status != FP8PIPE_OK) {
-        goto unlock;
+        if (status != FP8PIPE_OK) {
+            goto unlock;
+        }
     }
     bytes = finish_entry(draft);
-    *slots = ring_slots_for(bytes);
-    draft->entry.op.slots = (uint8_t)*slots;
-    *claim = ring_claim(&port->ring, *slots, &position);
+    *claim = ring_claim(draft->ring, draft->entry.op.slots, &position);
     if (*claim == RING_CLAIMED) {
-        *ticket = ticket_make(draft->pipe->number, draft->lane, position);
-        mark_uses(draft, position);
-        if (calls != NULL) {
-            calls->commit(draft, arg, *ticket);
-            finish_ended(draft);
-        }
-        ring_publish(&port->ring, position, draft->entry.bytes, bytes);
+        enqueue(draft, calls, arg, position, bytes, ticket);
+        return FP8PIPE_OK;
     }
 unlock:
     object_set_unlock(draft->objects, draft->object_count);
     return status;
 }
 
+/* What is to be done about a claim that failed: OK: try again. */
+CACHE_RARE static enum fp8pipe_status await_room(const struct draft *draft, enum ring_claim claim)
+{
+    if (claim == RING_IS_CLOSED) {
+        return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", draft->pipe->number);
+    }
+    if (draft->nonblock || thread_inside() == THREAD_DEFER) {
+        return status_fail(FP8PIPE_EAGAIN, "submit.lane = %u: its ring is full", draft->lane);
+    }
+    ring_wait_room(draft->ring, draft->entry.op.slots);
+    return FP8PIPE_OK;
+}
+
 static enum fp8pipe_status submit_async(struct draft *draft, const struct draft_calls *calls,
                                         void *arg, fp8pipe_ticket *ticket)
 {
-    struct port *port = &draft->pipe->ports[draft->lane];
-
     for (;;) {
         enum ring_claim claim;
-        uint32_t slots = 0;
-        enum fp8pipe_status status = try_submit(draft, calls, arg, ticket, &slots, &claim);
+        enum fp8pipe_status status = try_submit(draft, calls, arg, ticket, &claim);
 
         if (status != FP8PIPE_OK || claim == RING_CLAIMED) {
             return status;
         }
-        if (claim == RING_IS_CLOSED) {
-            return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", draft->pipe->number);
+        status = await_room(draft, claim);
+        if (status != FP8PIPE_OK) {
+            return status;
         }
-        if (draft->nonblock) {
-            return status_fail(FP8PIPE_EAGAIN, "submit.lane = %u: its ring is full", draft->lane);
-        }
-        ring_wait_room(&port->ring, slots);
     }
 }
 
 /* Under the port's lock from the claim to the issue: the ring is empty at both ends of it. */
-static enum fp8pipe_status submit_inline(struct draft *draft, const struct draft_calls *calls,
-                                         void *arg, fp8pipe_ticket *ticket)
+CACHE_RARE static enum fp8pipe_status submit_inline(struct draft *draft,
+                                                    const struct draft_calls *calls, void *arg,
+                                                    fp8pipe_ticket *ticket)
 {
     struct fp8pipe *pipe = draft->pipe;
     struct port *port = &pipe->ports[draft->lane];
@@ -473,13 +461,6 @@ unlock:
 enum fp8pipe_status draft_submit(struct draft *draft, const struct draft_calls *calls, void *arg,
                                  fp8pipe_ticket *ticket)
 {
-    enum fp8pipe_status status;
-    fp8pipe_ticket own;
-
-    status = draft->pipe->mode == FP8PIPE_INLINE ? submit_inline(draft, calls, arg, &own)
-                                                 : submit_async(draft, calls, arg, &own);
-    if (status == FP8PIPE_OK && ticket != NULL) {
-        *ticket = own;
-    }
-    return status;
+    return draft->pipe->mode == FP8PIPE_INLINE ? submit_inline(draft, calls, arg, ticket)
+                                               : submit_async(draft, calls, arg, ticket);
 }

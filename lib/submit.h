@@ -12,6 +12,8 @@
 #ifndef LIB_SUBMIT_H
 #define LIB_SUBMIT_H
 
+#include <assert.h>
+
 #include "check.h"
 #include "linear.h"
 #include "op.h"
@@ -31,22 +33,21 @@
 
 struct draft {
     struct fp8pipe *pipe;
+    struct ring *ring; /* of the lane */
     uint32_t lane;
     bool nonblock;
     bool last_use;
     uint32_t own_named; /* from the descriptor's `after` */
-    uint32_t named_count;
-    uint32_t order_count;
-    uint32_t use_count;
-    uint32_t ended_room; /* fillings that commit may let go of */
-    uint32_t ended_count;
     uint32_t object_count;
+    uint32_t use_count;
+    uint32_t ended_count;
     size_t payload_end;
     struct object *objects[DRAFT_OBJECTS];
     fp8pipe_ticket named[DRAFT_NAMED];
     fp8pipe_ticket order[DRAFT_ORDER];
     struct filling *uses[DRAFT_USES];
     struct filling *ended[DRAFT_ENDED];
+    /* Binding counts its lists in the op: `ended` is what commit may let go of, until it has. */
     union {
         struct op op;
         unsigned char bytes[RING_ENTRY_BYTES_MAX];
@@ -68,24 +69,107 @@ static inline void draft_payload(struct draft *draft, size_t bytes)
     draft->payload_end = (offsetof(struct op, u) + bytes + 7) / 8 * 8;
 }
 
+/* Refuses an object of another pipe. */
+enum fp8pipe_status draft_object_refuse(const struct draft *draft, const char *field,
+                                        const struct object *object);
+
 /* An object that the op touches; NULL is ignored. EINVAL if it is of another pipe, ECLOSED. */
 enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct object *object);
 
+/* The first two, which are of the draft's pipe and not the same; b may be NULL. */
+static inline void draft_objects(struct draft *draft, struct object *a, struct object *b)
+{
+    bool swap = (uintptr_t)a > (uintptr_t)b && b != NULL;
+
+    draft->objects[0] = swap ? b : a;
+    draft->objects[1] = swap ? a : b;
+    draft->object_count = b != NULL ? 2 : 1;
+}
+
+/* draft_after of a ticket that is not recent. */
+enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket);
+
+/* An op of the draft's own lane, this close to its head, is not likely to be done. Its marks are
+ * not looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing.
+ * Of so few ops no failure is forgotten. */
+#define DRAFT_RECENT 64
+
+static inline bool draft_recent(const struct draft *draft, fp8pipe_ticket ticket)
+{
+    return ticket_lane(ticket) == draft->lane &&
+           ring_head(draft->ring) - ticket_position(ticket) <= DRAFT_RECENT;
+}
+
+static inline enum fp8pipe_status draft_name(struct draft *draft, fp8pipe_ticket ticket)
+{
+    assert(draft->entry.op.named < DRAFT_NAMED);
+    draft->named[draft->entry.op.named++] = ticket;
+    return FP8PIPE_OK;
+}
+
 /* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD. */
-enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket);
+static inline enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
+{
+    if (ticket == 0) {
+        return FP8PIPE_OK;
+    }
+    return draft_recent(draft, ticket) ? draft_name(draft, ticket) : draft_after_old(draft, ticket);
+}
+
+/* The first two: a tensor that the op fills, and a scaling. EINVAL if one is of another pipe. */
+static inline enum fp8pipe_status
+draft_filled_objects(struct draft *draft, const char *tensor_field, struct fp8pipe_tensor *tensor,
+                     const char *scaling_field, struct fp8pipe_scaling *scaling)
+{
+    if (tensor->object.pipe != draft->pipe) {
+        return draft_object_refuse(draft, tensor_field, &tensor->object);
+    }
+    if (scaling->object.pipe != draft->pipe) {
+        return draft_object_refuse(draft, scaling_field, &scaling->object);
+    }
+    draft_objects(draft, &tensor->object, &scaling->object);
+    return FP8PIPE_OK;
+}
+
+/* draft_order of a ticket of another lane. */
+void draft_order_lane(struct draft *draft, fp8pipe_ticket ticket);
 
 /* A predecessor that only orders; 0 and the draft's own lane are dropped. */
-void draft_order(struct draft *draft, fp8pipe_ticket ticket);
+static inline void draft_order(struct draft *draft, fp8pipe_ticket ticket)
+{
+    if (ticket != 0 && ticket_lane(ticket) != draft->lane) {
+        draft_order_lane(draft, ticket);
+    }
+}
 
 /* A filling that the op uses, held by an object of the draft; NULL is ignored. */
-void draft_use(struct draft *draft, struct filling *filling);
+static inline void draft_use(struct draft *draft, struct filling *filling)
+{
+    if (filling != NULL) {
+        assert(draft->use_count < DRAFT_USES);
+        draft->uses[draft->use_count++] = filling;
+    }
+}
 
 /* Binding: commit may let go of what the tensor, or of one filling that something, holds. */
-void draft_may_end(struct draft *draft, uint32_t fillings);
-void tensor_may_end(struct draft *draft, const struct fp8pipe_tensor *tensor);
+static inline void draft_may_end(struct draft *draft, uint32_t fillings)
+{
+    draft->entry.op.ended = (uint8_t)(draft->entry.op.ended + fillings);
+    assert(draft->entry.op.ended <= DRAFT_ENDED);
+}
+
+static inline void tensor_may_end(struct draft *draft, const struct fp8pipe_tensor *tensor)
+{
+    draft_may_end(draft,
+                  (tensor->filling != NULL) + (tensor->part != NULL) + (tensor->version != NULL));
+}
 
 /* Commit: a filling without holders, to whose memory the op sees. */
-void draft_end(struct draft *draft, struct filling *filling);
+static inline void draft_end(struct draft *draft, struct filling *filling)
+{
+    assert(draft->ended_count < draft->entry.op.ended);
+    draft->ended[draft->ended_count++] = filling;
+}
 
 /* Commit: the tensor becomes empty. */
 void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor);
@@ -97,23 +181,59 @@ enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct f
 
 /* Binding and commit of an op that writes a new filling into a tensor, letting go of what that
  * held. */
-void draft_fill(struct draft *draft, const struct fp8pipe_tensor *tensor, struct filling *filling);
-void draft_filled(struct draft *draft, struct fp8pipe_tensor *tensor, struct filling *filling,
-                  fp8pipe_ticket ticket);
+static inline void draft_fill(struct draft *draft, const struct fp8pipe_tensor *tensor,
+                              struct filling *filling)
+{
+    tensor_may_end(draft, tensor);
+    draft_use(draft, filling);
+    draft_use(draft, filling->part);
+}
+
+static inline void draft_filled(struct draft *draft, struct fp8pipe_tensor *tensor,
+                                struct filling *filling, fp8pipe_ticket ticket)
+{
+    filling->filled_by = ticket;
+    if (tensor->filling != NULL || tensor->version != NULL) {
+        tensor_let_go(draft, tensor);
+    }
+    tensor->filling = filling;
+    tensor->part = filling->part;
+}
 
 /* Orders the op as a user of a scaling (after its last writer), or as a writer (after all users).
  */
-void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling);
+static inline void draft_use_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)
+{
+    draft_order(draft, scaling->writer);
+}
+
+static inline void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
+                                      fp8pipe_ticket ticket)
+{
+    scaling->users[draft->lane] = ticket;
+}
+
 void draft_write_scaling(struct draft *draft, struct fp8pipe_scaling *scaling);
-void draft_used_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
-                        fp8pipe_ticket ticket);
 void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
                          fp8pipe_ticket ticket);
 
+/* Orders the op after the one that fills a filling. */
+enum fp8pipe_status draft_after_filled_old(struct draft *draft, const struct filling *filling);
+
 /* The op reads the filling that a tensor has, and the row-wise bytes that it then holds if it says
  * so: order and use. */
-enum fp8pipe_status draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor,
-                                      bool rowwise);
+static inline enum fp8pipe_status
+draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor, bool rowwise)
+{
+    struct filling *filling = tensor->filling;
+
+    draft_use(draft, filling);
+    if (rowwise) {
+        draft_use(draft, tensor->part);
+    }
+    return draft_recent(draft, filling->filled_by) ? draft_name(draft, filling->filled_by)
+                                                   : draft_after_filled_old(draft, filling);
+}
 
 struct draft_calls {
     enum fp8pipe_status (*bind)(struct draft *draft, void *arg);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache.h"
+
 /* Device blocks start with the inverse scale, alone in its 256 bytes. */
 #define FILLING_HEAD_BYTES 256
 
@@ -82,8 +84,8 @@ struct filling *filling_get(struct filling_pool *pool, bool parted)
     }
     if (pool->free != NULL) {
         /* The next one's lines, which a launcher had last. */
-        __builtin_prefetch(pool->free, 1);
-        __builtin_prefetch(&pool->free->holders, 1);
+        cache_fetch(pool->free);
+        cache_fetch(&pool->free->holders);
     }
     ck_spinlock_fas_unlock(&pool->word);
     filling = start(pool, filling);
@@ -126,37 +128,10 @@ void filling_undo(struct filling *filling)
     filling_put(filling);
 }
 
-void filling_hold(struct filling *filling)
+void filling_use_shared(struct filling *filling, uint32_t lane, uint64_t position)
 {
-    ck_pr_inc_32(&filling->holders);
-}
+    uint64_t last = ck_pr_load_64(&filling->last[lane]);
 
-bool filling_drop(struct filling *filling)
-{
-    bool last;
-
-    ck_pr_fence_release();
-    ck_pr_dec_32_zero(&filling->holders, &last);
-    if (last) {
-        ck_pr_fence_acquire();
-    }
-    return last;
-}
-
-void filling_use(struct filling *filling, uint32_t lane, uint64_t position)
-{
-    uint64_t last;
-
-    /* What the submitter's object alone holds nobody else can use, nor share; but who let go of it
-     * may have used it at a later position. */
-    if (ck_pr_load_32(&filling->holders) == 1) {
-        ck_pr_fence_acquire();
-        if (ck_pr_load_64(&filling->last[lane]) < position + 1) {
-            ck_pr_store_64(&filling->last[lane], position + 1);
-        }
-        return;
-    }
-    last = ck_pr_load_64(&filling->last[lane]);
     /* Submits through several objects may come here in the other order. */
     while (last < position + 1 &&
            !ck_pr_cas_64_value(&filling->last[lane], last, position + 1, &last)) {
@@ -210,21 +185,6 @@ void filling_release(struct filling *filling, struct issue *issue)
         filling->ended(filling, backend);
     } else {
         filling_put(filling);
-    }
-}
-
-void tensor_empty(struct fp8pipe_tensor *tensor, struct filling *held[TENSOR_HOLDS])
-{
-    held[0] = tensor->filling;
-    held[1] = tensor->part;
-    held[2] = tensor->weight;
-    tensor->filling = NULL;
-    tensor->part = NULL;
-    if (tensor->version != NULL) {
-        tensor->version = NULL;
-        tensor->weight = NULL;
-        tensor->kept_by = NULL;
-        ck_pr_dec_32(tensor->kept_count);
     }
 }
 

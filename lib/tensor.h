@@ -30,6 +30,7 @@
 #ifndef LIB_TENSOR_H
 #define LIB_TENSOR_H
 
+#include <ck_pr.h>
 #include <ck_spinlock.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -118,13 +119,41 @@ static inline void filling_strides(struct filling *filling)
     filling->transposed_stride = fp8_round_up(filling->rows);
 }
 
-void filling_hold(struct filling *filling);
+static inline void filling_hold(struct filling *filling)
+{
+    ck_pr_inc_32(&filling->holders);
+}
 
 /* Lets go of a hold; true if it was the last: the caller must then see to filling_release. */
-bool filling_drop(struct filling *filling);
+static inline bool filling_drop(struct filling *filling)
+{
+    bool last;
+
+    ck_pr_fence_release();
+    ck_pr_dec_32_zero(&filling->holders, &last);
+    if (last) {
+        ck_pr_fence_acquire();
+    }
+    return last;
+}
+
+/* filling_use of one that has several holders. */
+void filling_use_shared(struct filling *filling, uint32_t lane, uint64_t position);
 
 /* The op at a lane's position uses the filling. By its submitter. */
-void filling_use(struct filling *filling, uint32_t lane, uint64_t position);
+static inline void filling_use(struct filling *filling, uint32_t lane, uint64_t position)
+{
+    /* What the submitter's object alone holds nobody else can use, nor share; but who let go of it
+     * may have used it at a later position. */
+    if (ck_pr_load_32(&filling->holders) != 1) {
+        filling_use_shared(filling, lane, position);
+        return;
+    }
+    ck_pr_fence_acquire();
+    if (ck_pr_load_64(&filling->last[lane]) < position + 1) {
+        ck_pr_store_64(&filling->last[lane], position + 1);
+    }
+}
 
 /* How far the uses of a filling without holders are, apart from those that stand before the end of
  * the issue's op in its own lane. */
@@ -151,7 +180,20 @@ static inline bool tensor_rowwise(const struct fp8pipe_tensor *tensor)
 
 /* The tensor holds nothing any more; what it held goes to the caller, with its holds. Under its
  * word. NULL: it did not hold one. */
-void tensor_empty(struct fp8pipe_tensor *tensor, struct filling *held[TENSOR_HOLDS]);
+static inline void tensor_empty(struct fp8pipe_tensor *tensor, struct filling *held[TENSOR_HOLDS])
+{
+    held[0] = tensor->filling;
+    held[1] = tensor->part;
+    held[2] = tensor->weight;
+    tensor->filling = NULL;
+    tensor->part = NULL;
+    if (tensor->version != NULL) {
+        tensor->version = NULL;
+        tensor->weight = NULL;
+        tensor->kept_by = NULL;
+        ck_pr_dec_32(tensor->kept_count);
+    }
+}
 
 /* Allocates memory for what rowwise and transposed say, inverse scale included. What was allocated
  * before a failure is given back with the filling. */

@@ -30,7 +30,7 @@ ring
 host cuda
 backend
 kernels
-thread options check tune_file
+thread options check cache tune_file
 tune_table
 log ec
 status
