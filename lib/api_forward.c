@@ -7,12 +7,16 @@
 /* ---- Forward ------------------------------------------------------------------------------- */
 
 /* Y's shape is known from here on. */
-static enum fp8pipe_status bind_epilogue(struct draft *draft, const struct layer_draft *layer)
+static inline enum fp8pipe_status bind_epilogue(struct draft *draft,
+                                                const struct layer_draft *layer)
 {
     const struct fp8pipe_forward_op *op = layer->op.forward;
     struct op_forward *forward = &draft->entry.op.u.forward;
     enum fp8pipe_status status = FP8PIPE_OK;
 
+    if (epilogue_adds(&op->epilogue)) {
+        return FP8PIPE_OK;
+    }
     if (forward->x_filling != NULL) {
         forward->y.rows = forward->x_filling->rows;
     }
@@ -68,39 +72,57 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
     return FP8PIPE_OK;
 }
 
-static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+static void keep_forward(struct draft *draft, const struct layer_draft *layer,
+                         fp8pipe_ticket ticket)
 {
-    const struct layer_draft *layer = arg;
     const struct fp8pipe_forward_op *op = layer->op.forward;
     struct fp8pipe_linear *linear = layer->linear;
     struct fp8pipe_tensor *saved = op->saved;
     struct filling *x_filling = draft->entry.op.u.forward.x_filling;
 
-    layer_commit(draft, linear, ticket);
+    tensor_let_go(draft, saved);
+    saved->version = linear->current;
+    saved->weight = linear->current->filling;
+    saved->kept_by = linear;
+    saved->kept_count = &linear->kept;
+    saved->kept_ticket = ticket;
+    saved->kept_rewrites = linear_rewrites(linear);
+    filling_hold(saved->weight);
+    ck_pr_inc_32(&linear->kept);
+    if (layer->kept != NULL) {
+        layer->kept->filled_by = ticket;
+        saved->filling = layer->kept;
+    } else if (op->keep == FP8PIPE_KEEP_ALL && x_filling != NULL) {
+        /* Not its part: no backward reads the row-wise bytes. */
+        saved->filling = x_filling;
+        filling_hold(x_filling);
+    }
+}
+
+/* The rest of the commit, of a forward that has more than X and Y. */
+static __attribute__((noinline)) void
+commit_more(struct draft *draft, const struct layer_draft *layer, fp8pipe_ticket ticket)
+{
+    const struct fp8pipe_forward_op *op = layer->op.forward;
+
     if (op->keep != FP8PIPE_KEEP_NOTHING) {
-        tensor_let_go(draft, saved);
-        saved->version = linear->current;
-        saved->weight = linear->current->filling;
-        saved->kept_by = linear;
-        saved->kept_count = &linear->kept;
-        saved->kept_ticket = ticket;
-        saved->kept_rewrites = linear_rewrites(linear);
-        filling_hold(saved->weight);
-        ck_pr_inc_32(&linear->kept);
-        if (layer->kept != NULL) {
-            layer->kept->filled_by = ticket;
-            saved->filling = layer->kept;
-        } else if (op->keep == FP8PIPE_KEEP_ALL && x_filling != NULL) {
-            /* Not its part: no backward reads the row-wise bytes. */
-            saved->filling = x_filling;
-            filling_hold(x_filling);
-        }
+        keep_forward(draft, layer, ticket);
     }
     if (draft->last_use && op->x_tensor != NULL) {
         tensor_let_go(draft, op->x_tensor);
     }
     if ((draft->entry.op.flags & OP_EPILOGUE) != 0) {
         epilogue_commit(draft, &op->epilogue, &draft->entry.op.u.forward.epilogue, ticket);
+    }
+}
+
+static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    const struct layer_draft *layer = arg;
+
+    layer_commit(draft, layer->linear, ticket);
+    if ((draft->entry.op.flags & (OP_KEEPS | OP_EPILOGUE)) != 0 || draft->last_use) {
+        commit_more(draft, layer, ticket);
     }
 }
 
@@ -143,6 +165,22 @@ static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
         status = layer_dtype("x", &op->x, linear);
     }
     return status != FP8PIPE_OK ? status : check_apart("y", &op->y, "x", &op->x);
+}
+
+/* draft_epilogue of a residual and nothing else. */
+static enum fp8pipe_status draft_residual(struct draft *draft, const struct layer_draft *layer)
+{
+    const struct fp8pipe_forward_op *op = layer->op.forward;
+    struct op_forward *forward = &draft->entry.op.u.forward;
+
+    draft_payload(draft, sizeof(*forward));
+    draft->entry.op.flags |= (uint8_t)OP_EPILOGUE;
+    forward->epilogue.pre = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE;
+    forward->epilogue.residual = op->epilogue.residual;
+    forward->epilogue.out.filling = NULL;
+    forward->epilogue.activation = FP8PIPE_ACTIVATION_NONE;
+    forward->epilogue.scaled = 0;
+    return epilogue_check_residual("epilogue.residual", &op->epilogue.residual, "y", &op->y);
 }
 
 /* Checks a given epilogue and writes it into the payload, which has Y and X. */
@@ -226,7 +264,8 @@ enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
     draft.entry.op.flags |= (uint8_t)(layer_fast(op->accumulation, true) |
                                       (op->keep != FP8PIPE_KEEP_NOTHING ? OP_KEEPS : 0u));
     if (epilogue_given(&op->epilogue)) {
-        status = draft_epilogue(&draft, &layer);
+        status = epilogue_adds(&op->epilogue) ? draft_residual(&draft, &layer)
+                                              : draft_epilogue(&draft, &layer);
         if (status != FP8PIPE_OK) {
             return status;
         }

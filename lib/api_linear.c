@@ -135,7 +135,7 @@ void linear_retire(struct object *object, struct backend *backend)
     if (linear->retired != NULL) {
         filling_release(linear->retired, &issue);
     }
-    linear->current = NULL;
+    ck_pr_store_ptr(&linear->current, NULL);
     linear->retired = NULL;
 }
 
@@ -204,7 +204,7 @@ static enum fp8pipe_status change(struct fp8pipe_linear *linear,
     if (weight == NULL) {
         version->weight = before->weight;
     }
-    linear->current = version;
+    ck_pr_store_ptr(&linear->current, version);
     /* Handing it to the completion thread would wake that for every layer of every step. */
     if (linear->retired == NULL && filling_drop(before->filling)) {
         linear->retired = before->filling;

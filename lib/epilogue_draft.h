@@ -38,6 +38,14 @@ enum fp8pipe_status epilogue_check_residual(const char *field,
                                             const struct fp8pipe_matrix *residual,
                                             const char *d_field, const struct fp8pipe_matrix *d);
 
+/* Whether a given epilogue is a residual and nothing else. */
+static inline bool epilogue_adds(const struct fp8pipe_epilogue *epilogue)
+{
+    return (((uint32_t)epilogue->activation | epilogue->reserved) | (uintptr_t)epilogue->tensor) ==
+               0 &&
+           !check_given(&epilogue->pre);
+}
+
 /* The rules of a given epilogue; its objects join the draft, after the op's other tensors. */
 enum fp8pipe_status epilogue_check(struct draft *draft, const struct fp8pipe_epilogue *epilogue,
                                    const struct epilogue_shape *shape);
@@ -47,7 +55,7 @@ enum fp8pipe_status epilogue_check(struct draft *draft, const struct fp8pipe_epi
 enum fp8pipe_status epilogue_fill(struct draft *draft, const struct fp8pipe_epilogue *epilogue,
                                   struct op_epilogue *payload);
 
-/* Binding and commit; rows, cols: of D. */
+/* Binding and commit; rows, cols: of D. Neither has anything to do for a residual. */
 enum fp8pipe_status epilogue_bind(struct draft *draft, const struct fp8pipe_epilogue *epilogue,
                                   struct op_epilogue *payload, int64_t rows, int64_t cols);
 void epilogue_commit(struct draft *draft, const struct fp8pipe_epilogue *epilogue,

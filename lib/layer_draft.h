@@ -4,6 +4,7 @@
 #ifndef LIB_LAYER_DRAFT_H
 #define LIB_LAYER_DRAFT_H
 
+#include "cache.h"
 #include "submit.h"
 
 /* What they have in common while they are put together. */
@@ -45,6 +46,9 @@ static inline enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pip
     if (linear == NULL) {
         return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
     }
+    /* What the words' locked instructions would else wait for, one after the other. */
+    cache_fetch(linear);
+    __builtin_prefetch(ck_pr_load_ptr(&linear->current));
     status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
     if (status == FP8PIPE_OK) {
         status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,

@@ -5,7 +5,8 @@
  * the FP8 bytes once an op has quantized it: the first op issued for a version does, under the
  * version's lock; later ones on other lanes wait for its event.
  *
- *   current         the linear's version: under the linear's word.
+ *   current         the linear's version: under the linear's word; submits fetch its cache line
+ *                   before they have that.
  *   retired         the filling of the version before, which nothing holds: the next op on the
  *                   linear sees to its memory. Under the word.
  *   rewrites        how often the optimizer that has the linear rewrote the current version's bytes

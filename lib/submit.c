@@ -253,12 +253,9 @@ void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor)
     }
 }
 
-enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct filling **filling)
+enum fp8pipe_status draft_filling_refuse(void)
 {
-    *filling = filling_get(&draft->pipe->pool, copies == (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED));
-    return *filling != NULL ? FP8PIPE_OK
-                            : status_fail(FP8PIPE_ENOMEM, "a filling's host memory is not to be "
-                                                          "had");
+    return status_fail(FP8PIPE_ENOMEM, "a filling's host memory is not to be had");
 }
 
 void draft_write_scaling(struct draft *draft, struct fp8pipe_scaling *scaling)

@@ -174,10 +174,18 @@ static inline void draft_end(struct draft *draft, struct filling *filling)
 /* Commit: the tensor becomes empty. */
 void tensor_let_go(struct draft *draft, struct fp8pipe_tensor *tensor);
 
+/* ENOMEM. */
+enum fp8pipe_status draft_filling_refuse(void);
+
 /* A new filling for the op to write, from the pool, with the one holder that its tensor will be;
  * copies: FP8PIPE_ROWWISE, FP8PIPE_TRANSPOSED. ENOMEM. Given back with filling_undo if the submit
  * is refused. */
-enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies, struct filling **filling);
+static inline enum fp8pipe_status draft_filling(struct draft *draft, uint32_t copies,
+                                                struct filling **filling)
+{
+    *filling = filling_get(&draft->pipe->pool, copies == (FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED));
+    return *filling != NULL ? FP8PIPE_OK : draft_filling_refuse();
+}
 
 /* Binding and commit of an op that writes a new filling into a tensor, letting go of what that
  * held. */

@@ -50,26 +50,61 @@ static void clear_issued(struct filling *filling)
     memset((char *)filling + at, 0, offsetof(struct filling, holders) - at);
 }
 
-/* Cleared for its user; NULL: another one, of new memory, or NULL if there is none. */
-static struct filling *start(struct filling_pool *pool, struct filling *filling)
+/* Lanes whose last uses lie in the holders' cache line. */
+#define FILLING_NEAR_LANES                                                                         \
+    ((sizeof(struct filling) - offsetof(struct filling, last)) / sizeof(uint64_t))
+
+/* A new one, of which all that `start` does not set is cleared; NULL: there is no memory. */
+static CACHE_RARE struct filling *allocate(const struct filling_pool *pool)
 {
-    size_t uses = pool->lanes * sizeof(*filling->last);
+    size_t bytes = sizeof(struct filling) + pool->lanes * sizeof(uint64_t);
+    struct filling *filling = aligned_alloc(64, (bytes + 63) / 64 * 64);
+
+    if (filling != NULL) {
+        clear_issued(filling);
+    }
+    return filling;
+}
+
+/* Cleared for its user; of NULL a new one, or NULL if there is none. */
+static inline struct filling *start(struct filling_pool *pool, struct filling *filling)
+{
+    size_t near = offsetof(struct filling, holders);
 
     if (filling == NULL) {
-        filling = aligned_alloc(64, (sizeof(*filling) + uses + 63) / 64 * 64);
+        filling = allocate(pool);
         if (filling == NULL) {
             return NULL;
         }
-        clear_issued(filling);
     }
     filling->pool = pool;
     filling->part = NULL;
     filling->ended = NULL;
     filling->filled_by = 0;
-    filling->holders = 1;
-    for (uint32_t lane = 0; lane < pool->lanes; lane++) {
+    memset((char *)filling + near, 0, sizeof(*filling) - near);
+    for (size_t lane = FILLING_NEAR_LANES; lane < pool->lanes; lane++) {
         filling->last[lane] = 0;
     }
+    filling->holders = 1;
+    return filling;
+}
+
+/* start of both, the part in the filling; NULL if one is not to be had. */
+static struct filling *start_parted(struct filling_pool *pool, struct filling *filling,
+                                    struct filling *part)
+{
+    filling = start(pool, filling);
+    part = start(pool, part);
+    if (filling == NULL || part == NULL) {
+        if (filling != NULL) {
+            filling_put(filling);
+        }
+        if (part != NULL) {
+            filling_put(part);
+        }
+        return NULL;
+    }
+    filling->part = part;
     return filling;
 }
 
@@ -88,23 +123,7 @@ struct filling *filling_get(struct filling_pool *pool, bool parted)
         cache_fetch(&pool->free->holders);
     }
     ck_spinlock_fas_unlock(&pool->word);
-    filling = start(pool, filling);
-    if (parted) {
-        part = start(pool, part);
-    }
-    if (filling != NULL && parted) {
-        filling->part = part;
-    }
-    if (filling == NULL || (parted && part == NULL)) {
-        if (filling != NULL) {
-            filling_put(filling);
-        }
-        if (part != NULL) {
-            filling_put(part);
-        }
-        return NULL;
-    }
-    return filling;
+    return parted ? start_parted(pool, filling, part) : start(pool, filling);
 }
 
 void filling_put(struct filling *filling)
