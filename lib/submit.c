@@ -108,7 +108,7 @@ static inline bool is_plain(const struct fp8pipe *pipe, const struct fp8pipe_sub
 /* All but the name and the predecessors. */
 static inline void begin(struct draft *draft, struct fp8pipe *pipe,
                          const struct fp8pipe_submit *submit, enum op_kind kind,
-                         size_t payload_bytes, uint32_t lane)
+                         size_t payload_bytes, uint32_t lane, bool numbered)
 {
     uint32_t flags = submit->flags;
     struct op *op = &draft->entry.op;
@@ -123,9 +123,9 @@ static inline void begin(struct draft *draft, struct fp8pipe *pipe,
     draft->object_count = 0;
     draft_payload(draft, payload_bytes);
     op->kind = (uint8_t)kind;
-    op->flags = (uint8_t)((submit->lane == FP8PIPE_LANE_AUTO ? 0u : OP_NUMBERED) |
-                          ((flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
-                          ((flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
+    op->flags =
+        (uint8_t)((numbered ? OP_NUMBERED : 0u) | ((flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
+                  ((flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
     op->event = submit->event;
     op->enqueued_ns = 0;
     memset(op->name, 0, sizeof(op->name));
@@ -143,6 +143,7 @@ CACHE_RARE static enum fp8pipe_status begin_checked(struct draft *draft, struct 
                                                     enum op_kind kind, size_t payload_bytes,
                                                     uint32_t known)
 {
+    bool numbered = submit->lane != FP8PIPE_LANE_AUTO;
     enum fp8pipe_status status = check_submit(pipe, submit, known);
 
     if (status != FP8PIPE_OK) {
@@ -152,7 +153,7 @@ CACHE_RARE static enum fp8pipe_status begin_checked(struct draft *draft, struct 
         return fault_refuse(&pipe->fault);
     }
     begin(draft, pipe, submit, kind, payload_bytes,
-          submit->lane == FP8PIPE_LANE_AUTO ? choose_lane(pipe, submit) : (uint32_t)submit->lane);
+          numbered ? (uint32_t)submit->lane : choose_lane(pipe, submit), numbered);
     if (ck_pr_load_32(&pipe->tracing) != 0) {
         draft->entry.op.enqueued_ns = ec_now_ns();
     }
@@ -175,7 +176,7 @@ enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
     if (!is_plain(pipe, submit, known)) {
         return begin_checked(draft, pipe, submit, kind, payload_bytes, known);
     }
-    begin(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane);
+    begin(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane, true);
     return submit->name == NULL ? FP8PIPE_OK : copy_name(&draft->entry.op, submit->name);
 }
 

@@ -147,16 +147,6 @@ void filling_undo(struct filling *filling)
     filling_put(filling);
 }
 
-void filling_use_shared(struct filling *filling, uint32_t lane, uint64_t position)
-{
-    uint64_t last = ck_pr_load_64(&filling->last[lane]);
-
-    /* Submits through several objects may come here in the other order. */
-    while (last < position + 1 &&
-           !ck_pr_cas_64_value(&filling->last[lane], last, position + 1, &last)) {
-    }
-}
-
 enum filling_uses filling_uses(const struct filling *filling, const struct issue *issue)
 {
     enum filling_uses uses = FILLING_DONE;

@@ -137,21 +137,24 @@ static inline bool filling_drop(struct filling *filling)
     return last;
 }
 
-/* filling_use of one that has several holders. */
-void filling_use_shared(struct filling *filling, uint32_t lane, uint64_t position);
-
 /* The op at a lane's position uses the filling. By its submitter. */
 static inline void filling_use(struct filling *filling, uint32_t lane, uint64_t position)
 {
+    uint64_t last;
+
     /* What the submitter's object alone holds nobody else can use, nor share; but who let go of it
      * may have used it at a later position. */
-    if (ck_pr_load_32(&filling->holders) != 1) {
-        filling_use_shared(filling, lane, position);
+    if (ck_pr_load_32(&filling->holders) == 1) {
+        ck_pr_fence_acquire();
+        if (ck_pr_load_64(&filling->last[lane]) < position + 1) {
+            ck_pr_store_64(&filling->last[lane], position + 1);
+        }
         return;
     }
-    ck_pr_fence_acquire();
-    if (ck_pr_load_64(&filling->last[lane]) < position + 1) {
-        ck_pr_store_64(&filling->last[lane], position + 1);
+    last = ck_pr_load_64(&filling->last[lane]);
+    /* Submits through several objects may come here in the other order. */
+    while (last < position + 1 &&
+           !ck_pr_cas_64_value(&filling->last[lane], last, position + 1, &last)) {
     }
 }
 
