@@ -109,7 +109,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 }
 
 template <bool FAST>
-static __global__ void __launch_bounds__(BLOCK_THREADS, 2)
+static __global__ void __launch_bounds__(BLOCK_THREADS, FAST ? 3 : 2)
     modulate_apply_kernel(const __grid_constant__ modulate_launch launch)
 {
     __shared__ transposed_tile transposed;
@@ -245,9 +245,9 @@ int kernel_modulate_cuda(const struct kernel_modulate_args *args, struct CUstrea
 
     if (!modulate_valid(args))
         return (int)cudaErrorInvalidValue;
-    fast = args->cols % UNIT == 0 && view_fast(&args->x) && view_fast(&args->y) &&
-           view_fast(&args->gate) && view_fast(&args->x_out) && view_fast(&args->scale) &&
-           view_fast(&args->shift) && view_fast(&args->z);
+    fast = shape_fast(args->rows, args->cols, &args->target) && view_fast(&args->x) &&
+           view_fast(&args->y) && view_fast(&args->gate) && view_fast(&args->x_out) &&
+           view_fast(&args->scale) && view_fast(&args->shift) && view_fast(&args->z);
     if (fast && rows_can(args)) {
         error = rows_launch_best(args, stream);
         if (!panels_refused(error))

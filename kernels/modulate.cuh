@@ -3,8 +3,8 @@
  * kernels/modulate.h, values to FP8.
  *
  * Kernels come in two kinds. FAST: all matrices bf16, rows and data 16-byte aligned, columns a
- * multiple of 8, so that every unit is one load or store. Otherwise the dtype and the alignment of
- * each unit are looked at as it is met.
+ * multiple of 8, so that every unit is one load or store, and sizes for 32-bit numbers. Otherwise
+ * the dtype and the alignment of each unit are looked at as it is met.
  */
 #ifndef KERNELS_MODULATE_CUH
 #define KERNELS_MODULATE_CUH
@@ -20,6 +20,7 @@ typedef fp8pipe_cuda::detail::transposed_tile<TILE_COLS> transposed_tile;
 typedef fp8pipe_cuda::detail::sums_tile<TILE_COLS> sums_tile;
 using fp8pipe_cuda::detail::amax_publish;
 using fp8pipe_cuda::detail::bytes_transpose;
+using fp8pipe_cuda::detail::offset;
 using fp8pipe_cuda::detail::target_scale;
 
 static_assert(TILE_ROWS * TILE_COLS == BLOCK_THREADS * UNIT * UNIT_ROWS, "a tile is one block's");
@@ -82,7 +83,7 @@ template <bool FAST>
 __device__ __forceinline__ loaded<FAST> view_load(const kernel_view &view, int64_t row, int64_t col,
                                                   int64_t cols)
 {
-    const int64_t at = row * view.stride + col;
+    const int64_t at = (int64_t)offset<FAST>(row, view.stride) + col;
     loaded<FAST> u = view_zeros<FAST>();
 
     if constexpr (FAST) {
@@ -148,7 +149,7 @@ template <bool FAST>
 __device__ __forceinline__ void view_store(const kernel_view &view, int64_t row, int64_t col,
                                            int64_t cols, const float values[UNIT])
 {
-    const int64_t at = row * view.stride + col;
+    const int64_t at = (int64_t)offset<FAST>(row, view.stride) + col;
 
     if constexpr (FAST) {
         if (col < cols)
@@ -426,7 +427,18 @@ static inline kernel_geometry tiles_geometry(int64_t rows, int64_t cols)
 static inline bool view_fast(const struct kernel_view *view)
 {
     return view->data == NULL || (view->dtype == FP8PIPE_BF16 && (uintptr_t)view->data % 16 == 0 &&
-                                  view->stride % UNIT == 0);
+                                  view->stride % UNIT == 0 && view->stride <= INT32_MAX / 2);
+}
+
+/* What FAST asks of a shape and of outputs in FP8; view_fast() does of each matrix. */
+static inline bool shape_fast(int64_t rows, int64_t cols,
+                              const struct fp8pipe_quantize_target *target)
+{
+    const int64_t limit = INT32_MAX / 2;
+
+    return cols % UNIT == 0 && rows <= limit && cols <= limit &&
+           (target->scale_inv == NULL ||
+            (target->row_stride <= limit && target->transposed_stride <= limit));
 }
 
 static inline bool view_valid(const struct kernel_view *view)
