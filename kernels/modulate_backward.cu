@@ -138,14 +138,13 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
     const float scale = quantizes && !launch.only_amax ? target_scale(target) : 1.0f;
     for (; tile_row < rows; tile_row += (int64_t)gridDim.y * TILE_ROWS) {
         const int64_t row = tile_row + tile_group() * UNIT_ROWS;
-        const bool all = tile_row + TILE_ROWS <= args.rows && tile_col + TILE_COLS <= args.cols;
         unit_inputs<FAST> in[backward_flight<FAST, AFFINE, SUMMED>::ROWS];
         unit_factors<FAST> by = {view_zeros<FAST>(), view_zeros<FAST>()};
         int32_t held = -1;
 
 #pragma unroll
         for (int i = 0; i < backward_flight<FAST, AFFINE, SUMMED>::ROWS; i++)
-            in[i] = backward_load<FAST>(args, row + i, col);
+            in[i] = backward_load<FAST, false>(args, row + i, col);
         if (row < args.rows) {
             const int64_t taken = row_of(args.rows_of, row);
 
@@ -157,6 +156,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
             groups_find(tile.groups, args, grouped, tile_row);
         __syncthreads();
         const int times = SUMMED ? max(1, max(tile.groups.count[0], tile.groups.count[1])) : 1;
+        const bool all =
+            times == 1 && tile_row + TILE_ROWS <= args.rows && tile_col + TILE_COLS <= args.cols;
         for (int time = 0; time < times; time++) {
             tile_pass pass = {0, 0, grouped, !launch.only_amax && time == times - 1};
             thread_sums sums;

@@ -271,17 +271,17 @@ static __device__ __forceinline__ uint2 backward_row(const backward_launch &laun
     return codes;
 }
 
-/* The inputs of a unit, zeros beyond the matrix. */
-template <bool FAST>
+/* The inputs of a unit, zeros beyond the matrix. ALL: the unit exists. */
+template <bool FAST, bool ALL>
 static __device__ __forceinline__ unit_inputs<FAST>
 backward_load(const kernel_modulate_backward_args &args, int64_t row, int64_t col)
 {
-    const int64_t cols = row < args.rows ? args.cols : 0;
+    const int64_t cols = ALL || row < args.rows ? args.cols : 0;
     const bool with_y = args.gate_partials != NULL || args.dgate.data != NULL;
     unit_inputs<FAST> in;
 
     in.dz = in.x = in.dx = in.y = view_zeros<FAST>();
-    if (col < cols) {
+    if (ALL || col < cols) {
         in.dz = load_given<FAST>(args.dz, row, col, cols);
         in.x = view_load<FAST>(args.x_out, row, col, cols);
         in.dx = load_given<FAST>(args.dx_out, row, col, cols);
@@ -324,9 +324,9 @@ template <bool FAST, bool AFFINE, bool SUMMED> struct backward_flight {
 };
 
 /*
- * A thread's units of a tile. `in`: the first of them if `loaded`. `by`: the factors of row `held`
- * of gate and scale, whose lower half is enough to tell neighbours apart. ALL: all of the tile's
- * units exist.
+ * A thread's units of a tile. `in`: the first of them if `loaded` or ALL. `by`: the factors of row
+ * `held` of gate and scale, whose lower half is enough to tell neighbours apart. ALL: all of the
+ * tile's units exist, and all add to the sums.
  */
 template <bool FAST, bool AFFINE, bool SUMMED, bool ALL>
 static __device__ __forceinline__ void
@@ -341,18 +341,19 @@ backward_units(const backward_launch &launch, const tile_stage &stage, const til
 
 #pragma unroll
     for (int batch = 0; batch < UNIT_ROWS; batch += FLIGHT) {
-        if (batch > 0 || !loaded)
+        if (batch > 0 || !(ALL || loaded))
 #pragma unroll
             for (int i = 0; i < FLIGHT; i++)
-                in[i] = backward_load<FAST>(args, row + batch + i, col);
+                in[i] = backward_load<FAST, ALL>(args, row + batch + i, col);
 #pragma unroll
         for (int i = 0; i < FLIGHT; i++) {
             const int64_t at = row + batch + i;
             const int in_tile = tile_group() * UNIT_ROWS + batch + i;
             const bool here = ALL || at < args.rows;
             const int64_t taken = !here ? -1 : args.rows_of != NULL ? stage.taken[in_tile] : at;
-            const bool adds = SUMMED && here && pass.group >= 0 &&
-                              (args.rows_of == NULL || !pass.grouped || taken == pass.r);
+            const bool adds =
+                SUMMED && (ALL || (here && pass.group >= 0 &&
+                                   (args.rows_of == NULL || !pass.grouped || taken == pass.r)));
 
             if (here && (int32_t)taken != held) {
                 by = backward_factors<FAST>(args, taken, col);
