@@ -154,6 +154,22 @@ static bool backward_agrees(const struct shape *shape)
     return equal;
 }
 
+/* Tiles that are whole, which have code of their own, and one more row or unit. */
+static void test_whole_tiles(void)
+{
+    static const int64_t sizes[][2] = {{128, 64},  {128, 72},  {129, 64},  {256, 512},
+                                       {257, 520}, {384, 192}, {512, 1032}};
+    const int count = sizeof(sizes) / sizeof(*sizes);
+    bool same = true;
+
+    for (int i = 0; i < (shapes_are_small() ? count : 20 * count); i++) {
+        struct shape shape = shape_random(true, sizes[i % count][0], sizes[i % count][1], i);
+
+        same &= backward_agrees(&shape);
+    }
+    ok(same, "modulate_backward: whole tiles");
+}
+
 static void test_refused(void)
 {
     struct kernel_modulate_backward_args back;
@@ -173,6 +189,7 @@ int main(void)
 {
     device_require();
     shapes_test("modulate_backward", backward_agrees);
+    test_whole_tiles();
     test_refused();
     return done_testing();
 }
