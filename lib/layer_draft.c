@@ -1,5 +1,37 @@
 #include "layer_draft.h"
 
+#include "cache.h"
+
+/* How the op structs of a linear start. */
+struct layer_op {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
+
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given)
+{
+    enum fp8pipe_status status;
+
+    if (linear == NULL) {
+        return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
+    }
+    /* What the words' locked instructions would else wait for, one after the other. */
+    cache_fetch(linear);
+    __builtin_prefetch(ck_pr_load_ptr(&linear->current));
+    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
+    if (status == FP8PIPE_OK) {
+        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
+                             kind->kind, kind->payload_bytes, kind->flags);
+    }
+    if (status == FP8PIPE_OK) {
+        draft_objects(draft, &linear->object,
+                      linear->scaling != NULL ? &linear->scaling->object : NULL);
+    }
+    return status;
+}
+
 enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,
                                      struct fp8pipe_tensor *tensor)
 {

@@ -4,7 +4,6 @@
 #ifndef LIB_LAYER_DRAFT_H
 #define LIB_LAYER_DRAFT_H
 
-#include "cache.h"
 #include "submit.h"
 
 /* What they have in common while they are put together. */
@@ -27,39 +26,13 @@ struct layer_kind {
     size_t bytes;
 };
 
-/* How the op structs of a linear start. */
-struct layer_op {
-    size_t size;
-    struct fp8pipe_submit submit;
-};
-
 /*
  * The opening of every op on a linear: the linear is given, the op's struct is read as by
  * options_read, the draft begins, the linear and its scaling are in it.
  */
-static inline enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
-                                              const struct layer_kind *kind, const void *op,
-                                              void *room, const void **given)
-{
-    enum fp8pipe_status status;
-
-    if (linear == NULL) {
-        return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
-    }
-    /* What the words' locked instructions would else wait for, one after the other. */
-    cache_fetch(linear);
-    __builtin_prefetch(ck_pr_load_ptr(&linear->current));
-    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
-    if (status == FP8PIPE_OK) {
-        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
-                             kind->kind, kind->payload_bytes, kind->flags);
-    }
-    if (status == FP8PIPE_OK) {
-        draft_objects(draft, &linear->object,
-                      linear->scaling != NULL ? &linear->scaling->object : NULL);
-    }
-    return status;
-}
+enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
+                                const struct layer_kind *kind, const void *op, void *room,
+                                const void **given);
 
 /* layer_tensor of a tensor. */
 enum fp8pipe_status layer_tensor_add(struct draft *draft, const char *field,

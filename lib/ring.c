@@ -62,7 +62,7 @@ static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
     return head + slots - tail <= capacity;
 }
 
-enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
+enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t *position)
 {
     uint64_t head = ck_pr_load_64(&ring->head), now;
 

@@ -78,8 +78,26 @@ static inline uint32_t ring_slots_for(size_t bytes)
     return (uint32_t)((bytes + sizeof(uint64_t) + RING_SLOT_BYTES - 1) / RING_SLOT_BYTES);
 }
 
+/* ring_claim where that is not the first look's answer. */
+enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t *position);
+
 /* Claims consecutive slots for the caller, who must publish them soon, whatever happens. */
-enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position);
+static inline enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
+{
+    uint64_t head = ck_pr_load_64(&ring->head);
+
+    /* A closed ring's head is far beyond any room. */
+    if (head + slots - ck_pr_load_64(&ring->tail_seen) > ring->mask + 1) {
+        return ring_claim_slowly(ring, slots, position);
+    }
+    ck_pr_fence_acquire();
+    if (!ck_pr_cas_64(&ring->head, head, head + slots)) {
+        return ring_claim_slowly(ring, slots, position);
+    }
+    ck_pr_inc_64(&ring->entries);
+    *position = head;
+    return RING_CLAIMED;
+}
 
 /* Copies the entry into its claimed slots and hands it to the consumer, waking it if it sleeps. */
 void ring_publish(struct ring *ring, uint64_t position, const void *entry, size_t bytes);

@@ -92,56 +92,15 @@ static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
     return FP8PIPE_OK;
 }
 
-/* What most submits are: all that check_submit asks for holds, and nothing is asked beyond that.
- * The fault is looked at for itself, not for what was written before it. */
-static inline bool is_plain(const struct fp8pipe *pipe, const struct fp8pipe_submit *submit,
-                            uint32_t known)
+enum fp8pipe_status draft_copy_name(struct draft *draft, const char *name)
 {
-    return thread_inside() == THREAD_OUTSIDE && pipe != NULL &&
-           ck_pr_load_32(&pipe->state) == PIPE_OPEN && pipe->generation == table_fork_generation &&
-           (uint32_t)submit->lane < pipe->lanes && (submit->flags & ~known) == 0 &&
-           (submit->reserved2[0] | submit->reserved2[1] | (uintptr_t)submit->event |
-            submit->reserved | submit->after_count | ck_pr_load_32(&pipe->tracing) |
-            ck_pr_load_32(&pipe->fault.status)) == 0;
-}
-
-/* All but the name and the predecessors. */
-static inline void begin(struct draft *draft, struct fp8pipe *pipe,
-                         const struct fp8pipe_submit *submit, enum op_kind kind,
-                         size_t payload_bytes, uint32_t lane, bool numbered)
-{
-    uint32_t flags = submit->flags;
-    struct op *op = &draft->entry.op;
-
-    draft->pipe = pipe;
-    draft->ring = &pipe->ports[lane].ring;
-    draft->lane = lane;
-    draft->nonblock = (flags & FP8PIPE_NONBLOCK) != 0;
-    draft->last_use = (flags & FP8PIPE_LAST_USE) != 0;
-    draft->own_named = 0;
-    draft->entry.op.named = 0;
-    draft->object_count = 0;
-    draft_payload(draft, payload_bytes);
-    op->kind = (uint8_t)kind;
-    op->flags =
-        (uint8_t)((numbered ? OP_NUMBERED : 0u) | ((flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
-                  ((flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
-    op->event = submit->event;
-    op->enqueued_ns = 0;
-    memset(op->name, 0, sizeof(op->name));
-}
-
-static __attribute__((noinline)) enum fp8pipe_status copy_name(struct op *op, const char *name)
-{
-    memcpy(op->name, name, strnlen(name, FP8PIPE_NAME_MAX));
+    memcpy(draft->entry.op.name, name, strnlen(name, FP8PIPE_NAME_MAX));
     return FP8PIPE_OK;
 }
 
-/* draft_begin of any submit. */
-CACHE_RARE static enum fp8pipe_status begin_checked(struct draft *draft, struct fp8pipe *pipe,
-                                                    const struct fp8pipe_submit *submit,
-                                                    enum op_kind kind, size_t payload_bytes,
-                                                    uint32_t known)
+enum fp8pipe_status draft_begin_checked(struct draft *draft, struct fp8pipe *pipe,
+                                        const struct fp8pipe_submit *submit, enum op_kind kind,
+                                        size_t payload_bytes, uint32_t known)
 {
     bool numbered = submit->lane != FP8PIPE_LANE_AUTO;
     enum fp8pipe_status status = check_submit(pipe, submit, known);
@@ -152,32 +111,19 @@ CACHE_RARE static enum fp8pipe_status begin_checked(struct draft *draft, struct 
     if (fault_status(&pipe->fault) != FP8PIPE_OK) {
         return fault_refuse(&pipe->fault);
     }
-    begin(draft, pipe, submit, kind, payload_bytes,
-          numbered ? (uint32_t)submit->lane : choose_lane(pipe, submit), numbered);
+    draft_start(draft, pipe, submit, kind, payload_bytes,
+                numbered ? (uint32_t)submit->lane : choose_lane(pipe, submit), numbered);
     if (ck_pr_load_32(&pipe->tracing) != 0) {
         draft->entry.op.enqueued_ns = ec_now_ns();
     }
     if (submit->name != NULL) {
-        copy_name(&draft->entry.op, submit->name);
+        draft_copy_name(draft, submit->name);
     }
     for (uint32_t i = 0; i < submit->after_count && status == FP8PIPE_OK; i++) {
         status = draft_after(draft, submit->after[i]);
     }
     draft->own_named = draft->entry.op.named;
     return status;
-}
-
-enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
-                                const struct fp8pipe_submit *submit, enum op_kind kind,
-                                size_t payload_bytes, uint32_t extra_flags)
-{
-    uint32_t known = FP8PIPE_NONBLOCK | FP8PIPE_RESUME | extra_flags;
-
-    if (!is_plain(pipe, submit, known)) {
-        return begin_checked(draft, pipe, submit, kind, payload_bytes, known);
-    }
-    begin(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane, true);
-    return submit->name == NULL ? FP8PIPE_OK : copy_name(&draft->entry.op, submit->name);
 }
 
 void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes)

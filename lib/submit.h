@@ -13,6 +13,8 @@
 #define LIB_SUBMIT_H
 
 #include <assert.h>
+#include <ck_pr.h>
+#include <string.h>
 
 #include "check.h"
 #include "linear.h"
@@ -21,6 +23,7 @@
 #include "pipe.h"
 #include "scaling.h"
 #include "tensor.h"
+#include "thread.h"
 
 #define DRAFT_OBJECTS 6
 #define DRAFT_NAMED (FP8PIPE_AFTER_MAX + 4)
@@ -55,19 +58,76 @@ struct draft {
     } entry;
 };
 
-/* Extra flags that an op allows besides NONBLOCK and RESUME. */
-enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
-                                const struct fp8pipe_submit *submit, enum op_kind kind,
-                                size_t payload_bytes, uint32_t extra_flags);
-
-/* Copies bytes of the caller's, checked by check_arg, behind the payload. */
-void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes);
-
 /* The payload is longer than draft_begin was told: `bytes`. */
 static inline void draft_payload(struct draft *draft, size_t bytes)
 {
     draft->payload_end = (offsetof(struct op, u) + bytes + 7) / 8 * 8;
 }
+
+/* What most submits are: all rules for one hold, and nothing is asked beyond that.
+ * The fault is looked at for itself, not for what was written before it. */
+static inline bool draft_plain(const struct fp8pipe *pipe, const struct fp8pipe_submit *submit,
+                               uint32_t known)
+{
+    return thread_inside() == THREAD_OUTSIDE && pipe != NULL &&
+           ck_pr_load_32(&pipe->state) == PIPE_OPEN && pipe->generation == table_fork_generation &&
+           (uint32_t)submit->lane < pipe->lanes && (submit->flags & ~known) == 0 &&
+           (submit->reserved2[0] | submit->reserved2[1] | (uintptr_t)submit->event |
+            submit->reserved | submit->after_count | ck_pr_load_32(&pipe->tracing) |
+            ck_pr_load_32(&pipe->fault.status)) == 0;
+}
+
+/* All but the name and the predecessors. */
+static inline void draft_start(struct draft *draft, struct fp8pipe *pipe,
+                               const struct fp8pipe_submit *submit, enum op_kind kind,
+                               size_t payload_bytes, uint32_t lane, bool numbered)
+{
+    uint32_t flags = submit->flags;
+    struct op *op = &draft->entry.op;
+
+    draft->pipe = pipe;
+    draft->ring = &pipe->ports[lane].ring;
+    draft->lane = lane;
+    draft->nonblock = (flags & FP8PIPE_NONBLOCK) != 0;
+    draft->last_use = (flags & FP8PIPE_LAST_USE) != 0;
+    draft->own_named = 0;
+    draft->entry.op.named = 0;
+    draft->object_count = 0;
+    draft_payload(draft, payload_bytes);
+    op->kind = (uint8_t)kind;
+    op->flags =
+        (uint8_t)((numbered ? OP_NUMBERED : 0u) | ((flags & FP8PIPE_RESUME) != 0 ? OP_RESUME : 0u) |
+                  ((flags & FP8PIPE_NO_AMAX) != 0 ? 0u : OP_FOLD));
+    op->event = submit->event;
+    op->enqueued_ns = 0;
+    memset(op->name, 0, sizeof(op->name));
+}
+
+/* draft_begin of any submit; known: all flags that the op allows. */
+enum fp8pipe_status draft_begin_checked(struct draft *draft, struct fp8pipe *pipe,
+                                        const struct fp8pipe_submit *submit, enum op_kind kind,
+                                        size_t payload_bytes, uint32_t known);
+
+/* Its name; OK. */
+enum fp8pipe_status draft_copy_name(struct draft *draft, const char *name);
+
+/* Extra flags that an op allows besides NONBLOCK and RESUME. */
+static inline enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pipe *pipe,
+                                              const struct fp8pipe_submit *submit,
+                                              enum op_kind kind, size_t payload_bytes,
+                                              uint32_t extra_flags)
+{
+    uint32_t known = FP8PIPE_NONBLOCK | FP8PIPE_RESUME | extra_flags;
+
+    if (!draft_plain(pipe, submit, known)) {
+        return draft_begin_checked(draft, pipe, submit, kind, payload_bytes, known);
+    }
+    draft_start(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane, true);
+    return submit->name == NULL ? FP8PIPE_OK : draft_copy_name(draft, submit->name);
+}
+
+/* Copies bytes of the caller's, checked by check_arg, behind the payload. */
+void draft_copy_arg(struct draft *draft, const void *arg, size_t bytes);
 
 /* Refuses an object of another pipe. */
 enum fp8pipe_status draft_object_refuse(const struct draft *draft, const char *field,
