@@ -3,9 +3,6 @@
 #include <ck_pr.h>
 #include <string.h>
 
-#include "cache.h"
-#include "thread.h"
-
 _Static_assert(sizeof(struct op) + (DRAFT_NAMED + DRAFT_ORDER) * sizeof(fp8pipe_ticket) +
                        DRAFT_ENDED * sizeof(struct filling *) <=
                    RING_ENTRY_BYTES_MAX,

@@ -16,6 +16,7 @@
 #include <ck_pr.h>
 #include <string.h>
 
+#include "cache.h"
 #include "check.h"
 #include "linear.h"
 #include "op.h"
@@ -208,6 +209,7 @@ static inline void draft_use(struct draft *draft, struct filling *filling)
     if (filling != NULL) {
         assert(draft->use_count < DRAFT_USES);
         draft->uses[draft->use_count++] = filling;
+        cache_fetch(&filling->holders); /* marked once the position is claimed */
     }
 }
 
