@@ -1,7 +1,5 @@
 #include "layer_draft.h"
 
-#include "cache.h"
-
 /* How the op structs of a linear start. */
 struct layer_op {
     size_t size;
@@ -17,8 +15,7 @@ enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *line
     if (linear == NULL) {
         return status_fail(FP8PIPE_EINVAL, "linear = NULL: it is needed");
     }
-    /* What the words' locked instructions would else wait for, one after the other. */
-    cache_fetch(linear);
+    /* Else the loads behind the words' locked instructions would wait for it. */
     __builtin_prefetch(ck_pr_load_ptr(&linear->current));
     status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
     if (status == FP8PIPE_OK) {
