@@ -152,7 +152,8 @@ enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket);
 
 /* An op of the draft's own lane, this close to its head, is not likely to be done. Its marks are
  * not looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing.
- * Of so few ops no failure is forgotten. */
+ * So few ops do not make a lane forget its failure; should a thousand others that claim meanwhile
+ * fail, the op is cancelled, as behind any predecessor that is not done. */
 #define DRAFT_RECENT 64
 
 static inline bool draft_recent(const struct draft *draft, fp8pipe_ticket ticket)
