@@ -105,13 +105,7 @@ enum fp8pipe_status fp8pipe_linear_create(struct fp8pipe *pipe,
                      offsetof(struct fp8pipe_linear_options, bias), &room, &given);
 
     if (status == FP8PIPE_OK) {
-        status = pipe_check_inside(false);
-    }
-    if (status == FP8PIPE_OK && linear == NULL) {
-        status = status_fail(FP8PIPE_EINVAL, "linear = NULL: it takes the new object");
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
+        status = pipe_enter_create(pipe, "linear", linear);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -139,48 +133,43 @@ void linear_retire(struct object *object, struct backend *backend)
     linear->retired = NULL;
 }
 
+static enum fp8pipe_status refuse_end(struct object *object)
+{
+    struct fp8pipe_linear *linear = (struct fp8pipe_linear *)(void *)object;
+    uint32_t kept = ck_pr_load_32(&linear->kept);
+
+    if (linear->rewrites != NULL) {
+        return status_fail(FP8PIPE_EBUSY, "linear = %p: an optimizer has it", (void *)linear);
+    }
+    return kept == 0 ? FP8PIPE_OK
+                     : status_fail(FP8PIPE_EBUSY, "linear = %p: %u tensors keep its weight",
+                                   (void *)linear, kept);
+}
+
+static void free_linear(struct object *object, bool closed)
+{
+    struct fp8pipe_linear *linear = (struct fp8pipe_linear *)(void *)object;
+    struct fp8pipe *pipe = object->pipe;
+
+    if (!closed) {
+        pipe_filling_drop(pipe, linear->current->filling);
+        if (linear->retired != NULL) {
+            completion_bury(&pipe->crew->completion, linear->retired);
+        }
+        if (linear->scaling != NULL) {
+            object_lock(&linear->scaling->object);
+            linear->scaling->linears--;
+            object_unlock(&linear->scaling->object);
+        }
+    }
+    free(linear);
+}
+
 enum fp8pipe_status fp8pipe_linear_destroy(struct fp8pipe_linear *linear)
 {
-    enum fp8pipe_status status = pipe_check_inside(false);
-    struct fp8pipe *pipe;
-    bool closed;
+    static const struct pipe_ending ending = {"linear", refuse_end, free_linear};
 
-    if (status != FP8PIPE_OK || linear == NULL) {
-        return status;
-    }
-    pipe = linear->object.pipe;
-    status = pipe_enter_destroy(pipe, &closed);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    object_lock(&linear->object);
-    if (!closed && linear->rewrites != NULL) {
-        status = status_fail(FP8PIPE_EBUSY, "linear = %p: an optimizer has it", (void *)linear);
-    } else if (!closed &&
-               (ck_pr_load_32(&linear->kept) > 0 || pipe_object_busy(pipe, &linear->object))) {
-        status = status_fail(FP8PIPE_EBUSY,
-                             "linear = %p: %u tensors keep its weight, or ops in "
-                             "flight use it",
-                             (void *)linear, ck_pr_load_32(&linear->kept));
-    }
-    object_unlock(&linear->object);
-    if (status == FP8PIPE_OK) {
-        pipe_object_remove(pipe, &linear->object);
-        if (!closed) {
-            pipe_filling_drop(pipe, linear->current->filling);
-            if (linear->retired != NULL) {
-                completion_bury(&pipe->crew->completion, linear->retired);
-            }
-            if (linear->scaling != NULL) {
-                object_lock(&linear->scaling->object);
-                linear->scaling->linears--;
-                object_unlock(&linear->scaling->object);
-            }
-        }
-        free(linear);
-    }
-    pipe_leave_destroy(pipe, closed);
-    return status;
+    return pipe_object_destroy(linear != NULL ? &linear->object : NULL, &ending);
 }
 
 static enum fp8pipe_status change(struct fp8pipe_linear *linear,

@@ -497,13 +497,7 @@ enum fp8pipe_status fp8pipe_optimizer_create(struct fp8pipe *pipe,
         options_read("options", options, &defaults, sizeof(room), sizeof(room), &room, &given);
 
     if (status == FP8PIPE_OK) {
-        status = pipe_check_inside(false);
-    }
-    if (status == FP8PIPE_OK && optimizer == NULL) {
-        status = status_fail(FP8PIPE_EINVAL, "optimizer = NULL: it takes the new object");
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
+        status = pipe_enter_create(pipe, "optimizer", optimizer);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -529,39 +523,22 @@ void optimizer_retire(struct object *object, struct backend *backend)
     }
 }
 
+static void free_optimizer(struct object *object, bool closed)
+{
+    struct fp8pipe_optimizer *optimizer = (struct fp8pipe_optimizer *)(void *)object;
+
+    /* On a closed pipe linears may have been destroyed, in any order. */
+    if (!closed) {
+        detach(optimizer);
+        pipe_object_retire(object);
+    }
+    free(optimizer->linears);
+    free(optimizer);
+}
+
 enum fp8pipe_status fp8pipe_optimizer_destroy(struct fp8pipe_optimizer *optimizer)
 {
-    struct backend_scope scope;
-    enum fp8pipe_status status = pipe_check_inside(false);
-    struct fp8pipe *pipe;
-    bool closed = false;
+    static const struct pipe_ending ending = {"optimizer", NULL, free_optimizer};
 
-    if (status != FP8PIPE_OK || optimizer == NULL) {
-        return status;
-    }
-    pipe = optimizer->object.pipe;
-    status = pipe_enter_destroy(pipe, &closed);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    object_lock(&optimizer->object);
-    if (!closed && pipe_object_busy(pipe, &optimizer->object)) {
-        status =
-            status_fail(FP8PIPE_EBUSY, "optimizer = %p: ops in flight use it", (void *)optimizer);
-    }
-    object_unlock(&optimizer->object);
-    if (status == FP8PIPE_OK) {
-        pipe_object_remove(pipe, &optimizer->object);
-        if (!closed) {
-            /* On a closed pipe linears may have been destroyed, in any order. */
-            detach(optimizer);
-            pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
-            optimizer_retire(&optimizer->object, pipe->crew->backend);
-            pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
-        }
-        free(optimizer->linears);
-        free(optimizer);
-    }
-    pipe_leave_destroy(pipe, closed);
-    return status;
+    return pipe_object_destroy(optimizer != NULL ? &optimizer->object : NULL, &ending);
 }

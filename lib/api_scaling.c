@@ -185,23 +185,17 @@ enum fp8pipe_status fp8pipe_scaling_create(struct fp8pipe *pipe,
                      offsetof(struct fp8pipe_scaling_options, recipe), &room, &given);
 
     if (status == FP8PIPE_OK) {
-        status = pipe_check_inside(false);
-    }
-    if (status == FP8PIPE_OK && scaling == NULL) {
-        status = status_fail(FP8PIPE_EINVAL, "scaling = NULL: it takes the new object");
-    }
-    if (status == FP8PIPE_OK) {
-        status = check_options(given);
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
+        status = pipe_enter_create(pipe, "scaling", scaling);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
-    pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
-    status = create(pipe, given, scaling);
-    pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
+    status = check_options(given);
+    if (status == FP8PIPE_OK) {
+        pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
+        status = create(pipe, given, scaling);
+        pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
+    }
     pipe_leave(pipe);
     return status;
 }
@@ -217,40 +211,32 @@ void scaling_retire(struct object *object, struct backend *backend)
     }
 }
 
+static enum fp8pipe_status refuse_end(struct object *object)
+{
+    const struct fp8pipe_scaling *scaling = (struct fp8pipe_scaling *)(void *)object;
+
+    return scaling->linears == 0 ? FP8PIPE_OK
+                                 : status_fail(FP8PIPE_EBUSY, "scaling = %p: %u linears use it",
+                                               (const void *)scaling, scaling->linears);
+}
+
+static void free_scaling(struct object *object, bool closed)
+{
+    struct fp8pipe_scaling *scaling = (struct fp8pipe_scaling *)(void *)object;
+
+    if (!closed) {
+        pipe_object_retire(object);
+    }
+    pthread_mutex_destroy(&scaling->lock);
+    pthread_mutex_destroy(&scaling->image_lock);
+    free_host(scaling);
+}
+
 enum fp8pipe_status fp8pipe_scaling_destroy(struct fp8pipe_scaling *scaling)
 {
-    struct backend_scope scope;
-    enum fp8pipe_status status = pipe_check_inside(false);
-    struct fp8pipe *pipe;
-    bool closed = false;
+    static const struct pipe_ending ending = {"scaling", refuse_end, free_scaling};
 
-    if (status != FP8PIPE_OK || scaling == NULL) {
-        return status;
-    }
-    pipe = scaling->object.pipe;
-    status = pipe_enter_destroy(pipe, &closed);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    object_lock(&scaling->object);
-    if (!closed && (scaling->linears > 0 || pipe_object_busy(pipe, &scaling->object))) {
-        status = status_fail(FP8PIPE_EBUSY, "scaling = %p: %u linears, or ops in flight, use it",
-                             (void *)scaling, scaling->linears);
-    }
-    object_unlock(&scaling->object);
-    if (status == FP8PIPE_OK) {
-        pipe_object_remove(pipe, &scaling->object);
-        if (!closed) {
-            pipe->crew->backend->ops->enter(pipe->crew->backend, &scope);
-            scaling_retire(&scaling->object, pipe->crew->backend);
-            pipe->crew->backend->ops->leave(pipe->crew->backend, &scope);
-        }
-        pthread_mutex_destroy(&scaling->lock);
-        pthread_mutex_destroy(&scaling->image_lock);
-        free_host(scaling);
-    }
-    pipe_leave_destroy(pipe, closed);
-    return status;
+    return pipe_object_destroy(scaling != NULL ? &scaling->object : NULL, &ending);
 }
 
 /* ---- Writers ------------------------------------------------------------------------------- */

@@ -10,15 +10,9 @@ static enum fp8pipe_status check_tensor(const struct fp8pipe_tensor *tensor)
 
 enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_tensor **out)
 {
-    enum fp8pipe_status status = pipe_check_inside(false);
+    enum fp8pipe_status status = pipe_enter_create(pipe, "tensor", out);
     struct fp8pipe_tensor *tensor;
 
-    if (status == FP8PIPE_OK && out == NULL) {
-        status = status_fail(FP8PIPE_EINVAL, "tensor = NULL: it takes the new object");
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -33,15 +27,17 @@ enum fp8pipe_status fp8pipe_tensor_create(struct fp8pipe *pipe, struct fp8pipe_t
     return status;
 }
 
-/* Empties a tensor from a caller's thread. Under its word; between pipe_enter and pipe_leave. */
+/* Empties a tensor from a caller's thread, between pipe_enter and pipe_leave. */
 static void clear(struct fp8pipe_tensor *tensor)
 {
     struct filling *held[TENSOR_HOLDS];
 
+    object_lock(&tensor->object);
     tensor_empty(tensor, held);
     for (int i = 0; i < TENSOR_HOLDS; i++) {
         pipe_filling_drop(tensor->object.pipe, held[i]);
     }
+    object_unlock(&tensor->object);
 }
 
 enum fp8pipe_status fp8pipe_tensor_clear(struct fp8pipe_tensor *tensor)
@@ -57,9 +53,7 @@ enum fp8pipe_status fp8pipe_tensor_clear(struct fp8pipe_tensor *tensor)
     if (status != FP8PIPE_OK) {
         return status;
     }
-    object_lock(&tensor->object);
     clear(tensor);
-    object_unlock(&tensor->object);
     pipe_leave(tensor->object.pipe);
     return FP8PIPE_OK;
 }
@@ -84,33 +78,19 @@ void tensor_retire(struct object *object, struct backend *backend)
     }
 }
 
+static void free_tensor(struct object *object, bool closed)
+{
+    if (!closed) {
+        clear((struct fp8pipe_tensor *)(void *)object);
+    }
+    free(object);
+}
+
 enum fp8pipe_status fp8pipe_tensor_destroy(struct fp8pipe_tensor *tensor)
 {
-    enum fp8pipe_status status = pipe_check_inside(false);
-    struct fp8pipe *pipe;
-    bool closed;
+    static const struct pipe_ending ending = {"tensor", NULL, free_tensor};
 
-    if (status != FP8PIPE_OK || tensor == NULL) {
-        return status;
-    }
-    pipe = tensor->object.pipe;
-    status = pipe_enter_destroy(pipe, &closed);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    object_lock(&tensor->object);
-    if (!closed && pipe_object_busy(pipe, &tensor->object)) {
-        status = status_fail(FP8PIPE_EBUSY, "tensor = %p: ops in flight use it", (void *)tensor);
-    } else if (!closed) {
-        clear(tensor);
-    }
-    object_unlock(&tensor->object);
-    if (status == FP8PIPE_OK) {
-        pipe_object_remove(pipe, &tensor->object);
-        free(tensor);
-    }
-    pipe_leave_destroy(pipe, closed);
-    return status;
+    return pipe_object_destroy(tensor != NULL ? &tensor->object : NULL, &ending);
 }
 
 enum fp8pipe_status fp8pipe_tensor_info_get(struct fp8pipe_tensor *tensor,

@@ -52,29 +52,6 @@ void pipe_leave(struct fp8pipe *pipe)
     }
 }
 
-enum fp8pipe_status pipe_enter_destroy(struct fp8pipe *pipe, bool *closed)
-{
-    enum fp8pipe_status status = pipe_enter(pipe);
-
-    *closed = false;
-    if (status == FP8PIPE_ECLOSED) {
-        if (ck_pr_load_32(&pipe->state) != PIPE_CLOSED) {
-            return status_fail(FP8PIPE_EBUSY, "pipe %u is closing, or its close timed out",
-                               pipe->number);
-        }
-        *closed = true;
-        status = FP8PIPE_OK;
-    }
-    return status;
-}
-
-void pipe_leave_destroy(struct fp8pipe *pipe, bool closed)
-{
-    if (!closed) {
-        pipe_leave(pipe);
-    }
-}
-
 enum fp8pipe_status pipe_check_inside(bool defers)
 {
     enum thread_inside inside = thread_inside();
@@ -84,59 +61,6 @@ enum fp8pipe_status pipe_check_inside(bool defers)
                            inside == THREAD_DEFER ? "a defer" : "a function that the library runs");
     }
     return FP8PIPE_OK;
-}
-
-void pipe_object_add(struct fp8pipe *pipe, struct object *object)
-{
-    pthread_mutex_lock(&pipe->objects_lock);
-    object->next = pipe->objects;
-    if (object->next != NULL) {
-        object->next->previous = object;
-    }
-    pipe->objects = object;
-    pthread_mutex_unlock(&pipe->objects_lock);
-}
-
-void pipe_object_remove(struct fp8pipe *pipe, struct object *object)
-{
-    pthread_mutex_lock(&pipe->objects_lock);
-    if (object->next != NULL) {
-        object->next->previous = object->previous;
-    }
-    if (object->previous != NULL) {
-        object->previous->next = object->next;
-    } else {
-        pipe->objects = object->next;
-    }
-    pthread_mutex_unlock(&pipe->objects_lock);
-}
-
-bool pipe_object_busy(struct fp8pipe *pipe, const struct object *object)
-{
-    struct backend *backend = pipe->crew->backend;
-    struct backend_scope scope;
-    bool busy = false;
-
-    backend->ops->enter(backend, &scope);
-    for (uint32_t i = 0; i < pipe->lanes && !busy; i++) {
-        if (object->uses[i] != 0 && port_done(&pipe->ports[i]) < object->uses[i]) {
-            event_ring_reap(&pipe->crew->rings[i]);
-            /* A pipe that has failed sees nothing done any more, but its launchers go on to the end
-             * of their rings. */
-            busy = fault_status(&pipe->fault) == FP8PIPE_OK
-                       ? port_done(&pipe->ports[i]) < object->uses[i]
-                       : ring_tail(&pipe->ports[i].ring) < object->uses[i];
-        }
-    }
-    backend->ops->leave(backend, &scope);
-    return busy;
-}
-
-void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling)
-{
-    if (filling != NULL && filling_drop(filling)) {
-        completion_bury(&pipe->crew->completion, filling);
-    }
 }
 
 /* ---- Open ---------------------------------------------------------------------------------- */
@@ -307,31 +231,6 @@ static bool wind_down(struct fp8pipe *pipe, int64_t deadline_ns)
            crew_stop(pipe, deadline_ns) && completion_stop(&pipe->crew->completion, deadline_ns);
 }
 
-static void objects_retire(struct fp8pipe *pipe)
-{
-    static void (*const retire[])(struct object *, struct backend *) = {
-        [OBJECT_SCALING] = scaling_retire,
-        [OBJECT_LINEAR] = linear_retire,
-        [OBJECT_TENSOR] = tensor_retire,
-        [OBJECT_OPTIMIZER] = optimizer_retire,
-    };
-    struct backend *backend = pipe->crew->backend;
-    struct backend_scope scope;
-
-    backend->ops->enter(backend, &scope);
-    /* On a pipe that has failed, ops that were issued may run still. */
-    crew_streams_end(pipe->crew);
-    pthread_mutex_lock(&pipe->objects_lock);
-    for (struct object *object = pipe->objects; object != NULL; object = object->next) {
-        object_lock(object);
-        retire[object->kind](object, backend);
-        object->closed = true;
-        object_unlock(object);
-    }
-    pthread_mutex_unlock(&pipe->objects_lock);
-    backend->ops->leave(backend, &scope);
-}
-
 enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t timeout_ns)
 {
     int64_t deadline_ns = ec_deadline_ns(timeout_ns);
@@ -372,7 +271,7 @@ enum fp8pipe_status fp8pipe_close(struct fp8pipe *pipe, unsigned flags, int64_t 
     }
     pipe_trace_close(pipe);
     crew_tune(pipe, deadline_ns);
-    objects_retire(pipe);
+    pipe_objects_retire(pipe);
     crew_free(pipe);
     filling_pool_free(&pipe->pool);
     for (uint32_t i = 0; i < pipe->lanes; i++) {

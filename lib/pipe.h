@@ -1,6 +1,7 @@
 /*
- * Opening and closing a pipe, entering and leaving it, waiting on it: what the public entry points
- * build on. See lib/handle.h for who may touch what of a pipe when.
+ * Opening and closing a pipe, entering and leaving it, waiting on it, making and destroying its
+ * objects: what the public entry points build on. See lib/handle.h for who may touch what of a pipe
+ * when.
  */
 #ifndef LIB_PIPE_H
 #define LIB_PIPE_H
@@ -19,11 +20,6 @@ enum fp8pipe_status pipe_check(const struct fp8pipe *pipe);
 /* pipe_check, then keeps close from freeing anything until pipe_leave. */
 enum fp8pipe_status pipe_enter(struct fp8pipe *pipe);
 void pipe_leave(struct fp8pipe *pipe);
-
-/* For destroys: as pipe_enter; on a closed pipe *closed is set, and the object has no device memory
- * any more. EBUSY while the pipe is closing, and for ever after a close that timed out. */
-enum fp8pipe_status pipe_enter_destroy(struct fp8pipe *pipe, bool *closed);
-void pipe_leave_destroy(struct fp8pipe *pipe, bool closed);
 
 /* EDEADLK inside a function of the caller's; with `defers`, inside a defer too. */
 enum fp8pipe_status pipe_check_inside(bool defers);
@@ -50,20 +46,39 @@ enum fp8pipe_status pipe_trace_stop(struct fp8pipe *pipe, const char *file);
 void pipe_trace_environment(struct fp8pipe *pipe);
 void pipe_trace_close(struct fp8pipe *pipe);
 
-/* The pipe's list of objects, for close. */
-void pipe_object_add(struct fp8pipe *pipe, struct object *object);
-void pipe_object_remove(struct fp8pipe *pipe, struct object *object);
+/* For calls that make an object: pipe_enter, once `out`, which takes it and is called `field`, is
+ * given. EDEADLK inside a function of the caller's. */
+enum fp8pipe_status pipe_enter_create(struct fp8pipe *pipe, const char *field, const void *out);
 
-/* Whether an op in flight uses the object. Under its word; between pipe_enter and pipe_leave. */
-bool pipe_object_busy(struct fp8pipe *pipe, const struct object *object);
+/* Puts a new object into the pipe's list, for close. Between pipe_enter and pipe_leave. */
+void pipe_object_add(struct fp8pipe *pipe, struct object *object);
+
+/* How objects of one kind end. */
+struct pipe_ending {
+    const char *field;
+    /* EBUSY while something else than ops needs the object: under its word, on an open pipe. NULL:
+     * nothing does. */
+    enum fp8pipe_status (*refuse)(struct object *object);
+    /* Frees it; nobody uses it any more. closed: the pipe is, and has retired the object. */
+    void (*free)(struct object *object, bool closed);
+};
+
+/* What every destroy does; of NULL nothing. EBUSY while something uses the object, while the pipe
+ * is closing, and for ever after a close that timed out. EDEADLK as for creates. */
+enum fp8pipe_status pipe_object_destroy(struct object *object, const struct pipe_ending *ending);
 
 /* Drops a hold from a caller's thread. NULL is allowed. */
 void pipe_filling_drop(struct fp8pipe *pipe, struct filling *filling);
 
-/* What close does with an object: frees its device memory. Under its word. */
+/* Frees an object's device memory: one function for each kind, and the call of it. By close, and
+ * by destroys of objects that keep no memory for ops. Under its word, or by its last user. */
 void scaling_retire(struct object *object, struct backend *backend);
 void linear_retire(struct object *object, struct backend *backend);
 void tensor_retire(struct object *object, struct backend *backend);
 void optimizer_retire(struct object *object, struct backend *backend);
+void pipe_object_retire(struct object *object);
+
+/* By close, once nothing runs any more: retires all objects. */
+void pipe_objects_retire(struct fp8pipe *pipe);
 
 #endif
