@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "move.h"
 #include "submit.h"
 
 #define SCALING_SLOTS_MAX 1048576u
@@ -119,7 +120,6 @@ static struct fp8pipe_scaling *alloc_host(struct fp8pipe *pipe, uint32_t slots)
         return NULL;
     }
     pthread_mutex_init(&scaling->lock, NULL);
-    pthread_mutex_init(&scaling->image_lock, NULL);
     return scaling;
 }
 
@@ -228,7 +228,6 @@ static void free_scaling(struct object *object, bool closed)
         pipe_object_retire(object);
     }
     pthread_mutex_destroy(&scaling->lock);
-    pthread_mutex_destroy(&scaling->image_lock);
     free_host(scaling);
 }
 
@@ -320,76 +319,35 @@ enum fp8pipe_status fp8pipe_scaling_skip(struct fp8pipe_scaling *scaling,
 
 /* ---- Reading and writing the state, blocking ------------------------------------------------ */
 
+static enum fp8pipe_status submit_move(struct fp8pipe_scaling *scaling, enum op_kind kind,
+                                       void *image, fp8pipe_ticket *ticket)
+{
+    static const struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
+
+    return submit_writer(scaling, &submit, kind, image, NULL, ticket);
+}
+
 struct slot_read {
+    struct fp8pipe_scaling *scaling;
     uint32_t slot;
     struct fp8pipe_slot_state *state;
 };
 
-/* What a blocking call does with the pinned image, before (load) or after (save) it is moved. */
-typedef enum fp8pipe_status image_fn(struct fp8pipe_scaling *scaling, void *image, void *arg);
-
-static enum fp8pipe_status move_image(struct fp8pipe_scaling *scaling, enum op_kind kind,
-                                      image_fn *fn, void *arg)
+static enum fp8pipe_status submit_slot_read(void *arg, void *image, fp8pipe_ticket *ticket)
 {
-    static const struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
-    struct fp8pipe *pipe = scaling->object.pipe;
-    enum fp8pipe_status status = pipe_check_inside(true);
-    struct backend_scope scope;
-    struct backend *backend;
-    fp8pipe_ticket ticket;
-    void *image;
+    const struct slot_read *read = arg;
 
-    if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
-    }
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    backend = pipe->crew->backend;
-    pthread_mutex_lock(&scaling->image_lock);
-    backend->ops->enter(backend, &scope);
-    status = backend->ops->pinned_alloc(
-        backend, kind == OP_SLOT_READ ? sizeof(struct scaling_slot) : scaling->state.image_bytes,
-        &image);
-    if (status != FP8PIPE_OK) {
-        goto unlock;
-    }
-    if (kind == OP_STATE_WRITE) {
-        status = fn(scaling, image, arg);
-    } else if (kind == OP_SLOT_READ) {
-        *(struct scaling_slot *)image =
-            (struct scaling_slot){.slot = ((const struct slot_read *)arg)->slot};
-    }
-    if (status == FP8PIPE_OK) {
-        status = submit_writer(scaling, &submit, kind, image, NULL, &ticket);
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
-        if (status == FP8PIPE_OK && kind != OP_STATE_WRITE) {
-            status = fn(scaling, image, arg);
-        }
-        /* On a failed device the copy may still come: the image is left to it. */
-        if (fault_status(&pipe->fault) != FP8PIPE_OK) {
-            image = NULL;
-        }
-    }
-    if (image != NULL) {
-        backend->ops->pinned_free(backend, image);
-    }
-unlock:
-    backend->ops->leave(backend, &scope);
-    pthread_mutex_unlock(&scaling->image_lock);
-    pipe_leave(pipe);
-    return status;
+    *(struct scaling_slot *)image = (struct scaling_slot){.slot = read->slot};
+    return submit_move(read->scaling, OP_SLOT_READ, image, ticket);
 }
 
-static enum fp8pipe_status read_slot(struct fp8pipe_scaling *scaling, void *image, void *arg)
+static void take_slot(void *arg, const void *image)
 {
     struct fp8pipe_slot_state filled = FP8PIPE_SLOT_STATE_INIT;
     const struct slot_read *read = arg;
     const struct scaling_slot *slot = image;
 
-    filled.format = scaling->formats[read->slot];
+    filled.format = read->scaling->formats[read->slot];
     filled.has_scale = slot->has_scale;
     filled.scale = filled.has_scale ? slot->scale : 1.0f;
     memcpy(&filled.amax, &slot->amax, sizeof(filled.amax));
@@ -397,13 +355,13 @@ static enum fp8pipe_status read_slot(struct fp8pipe_scaling *scaling, void *imag
     filled.saturated = slot->extremes[0];
     filled.flushed = slot->extremes[1];
     options_write(read->state, &filled, sizeof(filled));
-    return FP8PIPE_OK;
 }
 
 enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling, uint32_t slot,
                                              struct fp8pipe_slot_state *state)
 {
-    struct slot_read read = {slot, state};
+    static const struct move move = {sizeof(struct scaling_slot), submit_slot_read, take_slot};
+    struct slot_read read = {scaling, slot, state};
     enum fp8pipe_status status;
 
     if (scaling == NULL) {
@@ -416,7 +374,7 @@ enum fp8pipe_status fp8pipe_scaling_slot_get(struct fp8pipe_scaling *scaling, ui
     if (slot >= scaling->slots) {
         return status_fail(FP8PIPE_EINVAL, "slot = %u: there are %u", slot, scaling->slots);
     }
-    return move_image(scaling, OP_SLOT_READ, read_slot, &read);
+    return move_run(scaling->object.pipe, &move, &read);
 }
 
 enum fp8pipe_status fp8pipe_scaling_nonfinite_get(struct fp8pipe_scaling *scaling,
@@ -445,29 +403,41 @@ enum fp8pipe_status fp8pipe_scaling_state_bytes(struct fp8pipe_scaling *scaling,
     return FP8PIPE_OK;
 }
 
+/* A saved state, to be written or loaded. */
 struct saved {
+    struct fp8pipe_scaling *scaling;
     void *buffer;
     const void *loaded;
     size_t bytes;
 };
 
-static enum fp8pipe_status save(struct fp8pipe_scaling *scaling, void *image, void *arg)
+static enum fp8pipe_status submit_save(void *arg, void *image, fp8pipe_ticket *ticket)
 {
-    scaling_save_image(scaling, image, ((struct saved *)arg)->buffer);
-    return FP8PIPE_OK;
+    return submit_move(((struct saved *)arg)->scaling, OP_STATE_READ, image, ticket);
 }
 
-static enum fp8pipe_status load(struct fp8pipe_scaling *scaling, void *image, void *arg)
+static void take_saved(void *arg, const void *image)
 {
     const struct saved *saved = arg;
 
-    return scaling_load_image(scaling, saved->loaded, saved->bytes, image);
+    scaling_save_image(saved->scaling, image, saved->buffer);
+}
+
+static enum fp8pipe_status submit_load(void *arg, void *image, fp8pipe_ticket *ticket)
+{
+    const struct saved *saved = arg;
+    enum fp8pipe_status status =
+        scaling_load_image(saved->scaling, saved->loaded, saved->bytes, image);
+
+    return status != FP8PIPE_OK ? status
+                                : submit_move(saved->scaling, OP_STATE_WRITE, image, ticket);
 }
 
 enum fp8pipe_status fp8pipe_scaling_save(struct fp8pipe_scaling *scaling, void *buffer,
                                          size_t bytes)
 {
-    struct saved saved = {.buffer = buffer, .bytes = bytes};
+    struct saved saved = {.scaling = scaling, .buffer = buffer, .bytes = bytes};
+    struct move move = {.submit = submit_save, .take = take_saved};
 
     if (scaling == NULL || buffer == NULL) {
         return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
@@ -477,17 +447,20 @@ enum fp8pipe_status fp8pipe_scaling_save(struct fp8pipe_scaling *scaling, void *
         return status_fail(FP8PIPE_EINVAL, "bytes = %zu: the state has %zu", bytes,
                            scaling_saved_bytes(scaling));
     }
-    return move_image(scaling, OP_STATE_READ, save, &saved);
+    move.bytes = scaling->state.image_bytes;
+    return move_run(scaling->object.pipe, &move, &saved);
 }
 
 enum fp8pipe_status fp8pipe_scaling_load(struct fp8pipe_scaling *scaling, const void *buffer,
                                          size_t bytes)
 {
-    struct saved saved = {.loaded = buffer, .bytes = bytes};
+    struct saved saved = {.scaling = scaling, .loaded = buffer, .bytes = bytes};
+    struct move move = {.submit = submit_load};
 
     if (scaling == NULL || buffer == NULL) {
         return status_fail(FP8PIPE_EINVAL, "%s = NULL: it is needed",
                            scaling == NULL ? "scaling" : "buffer");
     }
-    return move_image(scaling, OP_STATE_WRITE, load, &saved);
+    move.bytes = scaling->state.image_bytes;
+    return move_run(scaling->object.pipe, &move, &saved);
 }

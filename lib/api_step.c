@@ -1,7 +1,7 @@
 /* Public entry points of an optimizer's ops. */
 #include <math.h>
 
-#include "crew.h"
+#include "move.h"
 #include "optimizer.h"
 #include "submit.h"
 
@@ -195,72 +195,58 @@ enum fp8pipe_status fp8pipe_optimizer_gradient_norm(struct fp8pipe_optimizer *op
 
 /* ---- The count of steps, blocking ---------------------------------------------------------- */
 
-/* Moves the count to or from *steps, through page-locked memory. */
-static enum fp8pipe_status move_steps(struct fp8pipe_optimizer *optimizer, enum op_kind kind,
-                                      int64_t *steps)
+struct steps_move {
+    struct fp8pipe_optimizer *optimizer;
+    enum op_kind kind;
+    int64_t steps;
+};
+
+static enum fp8pipe_status submit_steps(void *arg, void *image, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_submit submit = FP8PIPE_SUBMIT_INIT;
-    struct fp8pipe *pipe = optimizer->object.pipe;
-    enum fp8pipe_status status = pipe_check_inside(true);
-    struct backend_scope scope;
-    struct backend *backend;
-    fp8pipe_ticket ticket;
+    const struct steps_move *move = arg;
+    struct fp8pipe_optimizer *optimizer = move->optimizer;
     struct draft draft;
-    void *image;
+    enum fp8pipe_status status = draft_begin(&draft, optimizer->object.pipe, &submit, move->kind,
+                                             sizeof(struct op_steps), 0);
 
     if (status == FP8PIPE_OK) {
-        status = pipe_enter(pipe);
+        status = draft_object(&draft, "optimizer", &optimizer->object);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
-    backend = pipe->crew->backend;
-    backend->ops->enter(backend, &scope);
-    status = backend->ops->pinned_alloc(backend, sizeof(*steps), &image);
-    if (status != FP8PIPE_OK) {
-        goto leave;
-    }
-    *(int64_t *)image = *steps;
-    status = draft_begin(&draft, pipe, &submit, kind, sizeof(struct op_steps), 0);
-    if (status == FP8PIPE_OK) {
-        status = draft_object(&draft, "optimizer", &optimizer->object);
-    }
-    if (status == FP8PIPE_OK) {
-        draft.entry.op.u.steps = (struct op_steps){optimizer, image};
-        status = draft_submit(&draft, &op_calls, optimizer, &ticket);
-    }
-    if (status == FP8PIPE_OK) {
-        status = pipe_wait(pipe, ticket, FP8PIPE_DONE, EC_FOREVER);
-        if (status == FP8PIPE_OK) {
-            *steps = *(int64_t *)image;
-        }
-        /* On a failed device the copy may still come: the image is left to it. */
-        if (fault_status(&pipe->fault) != FP8PIPE_OK) {
-            image = NULL;
-        }
-    }
-    if (image != NULL) {
-        backend->ops->pinned_free(backend, image);
-    }
-leave:
-    backend->ops->leave(backend, &scope);
-    pipe_leave(pipe);
-    return status;
+    *(int64_t *)image = move->steps;
+    draft.entry.op.u.steps = (struct op_steps){optimizer, image};
+    return draft_submit(&draft, &op_calls, optimizer, ticket);
+}
+
+static void take_steps(void *arg, const void *image)
+{
+    ((struct steps_move *)arg)->steps = *(const int64_t *)image;
+}
+
+/* What a write took is what it wrote. */
+static enum fp8pipe_status move_steps(struct steps_move *move)
+{
+    static const struct move steps = {sizeof(int64_t), submit_steps, take_steps};
+
+    return move_run(move->optimizer->object.pipe, &steps, move);
 }
 
 enum fp8pipe_status fp8pipe_optimizer_steps_get(struct fp8pipe_optimizer *optimizer, int64_t *steps)
 {
     enum fp8pipe_status status = check_optimizer(optimizer);
-    int64_t read = 0;
+    struct steps_move move = {optimizer, OP_STEPS_READ, 0};
 
     if (status == FP8PIPE_OK && steps == NULL) {
         status = status_fail(FP8PIPE_EINVAL, "steps = NULL: it takes the count");
     }
     if (status == FP8PIPE_OK) {
-        status = move_steps(optimizer, OP_STEPS_READ, &read);
+        status = move_steps(&move);
     }
     if (status == FP8PIPE_OK) {
-        *steps = read;
+        *steps = move.steps;
     }
     return status;
 }
@@ -270,10 +256,11 @@ enum fp8pipe_status fp8pipe_optimizer_steps_get(struct fp8pipe_optimizer *optimi
 
 enum fp8pipe_status fp8pipe_optimizer_steps_set(struct fp8pipe_optimizer *optimizer, int64_t steps)
 {
+    struct steps_move move = {optimizer, OP_STEPS_WRITE, steps};
     enum fp8pipe_status status = check_optimizer(optimizer);
 
     if (status == FP8PIPE_OK && (steps < 0 || steps > STEPS_MAX)) {
         status = status_fail(FP8PIPE_EINVAL, "steps = %lld: it is 0 to 2^53", (long long)steps);
     }
-    return status != FP8PIPE_OK ? status : move_steps(optimizer, OP_STEPS_WRITE, &steps);
+    return status != FP8PIPE_OK ? status : move_steps(&move);
 }

@@ -81,8 +81,6 @@ struct fp8pipe_scaling {
     uint8_t *known;               /* [slots]: enum scaling_known */
     int32_t *shadow;              /* pinned copy of has_scale, written in stream order */
     fp8pipe_ticket shadow_ticket; /* the op that copies it, 0: none since the last look */
-
-    pthread_mutex_t image_lock; /* one save or load at a time */
 };
 
 /* The largest finite value of a format, times 2^-margin: what a scale is of amax. */

@@ -11,7 +11,7 @@ cd "$srcdir" || exit 1
 layers='
 api
 layer_draft out_draft epilogue_draft
-submit wait tracing objects
+submit wait tracing objects move
 pipe
 crew
 handle
