@@ -113,22 +113,18 @@ static enum fp8pipe_status check_column_sums(const struct activation *op)
     return status;
 }
 
-static enum fp8pipe_status submit(struct fp8pipe *pipe, const struct fp8pipe_submit *submit,
-                                  const struct activation *op, fp8pipe_ticket *ticket)
+/* With an open draft. */
+static enum fp8pipe_status submit(struct draft *draft, const struct activation *op,
+                                  fp8pipe_ticket *ticket)
 {
-    struct draft draft;
-    struct op_activation *payload = &draft.entry.op.u.activation;
-    enum fp8pipe_status status =
-        draft_begin(&draft, pipe, submit, OP_ACTIVATION, sizeof(*payload), FP8PIPE_NO_AMAX);
+    struct op_activation *payload = &draft->entry.op.u.activation;
+    enum fp8pipe_status status = check_operands(op);
 
-    if (status == FP8PIPE_OK) {
-        status = check_operands(op);
-    }
     if (status == FP8PIPE_OK) {
         status = check_result(op);
     }
     if (status == FP8PIPE_OK) {
-        status = out_draft_check(&draft, op->out, value_cols(op));
+        status = out_draft_check(draft, op->out, value_cols(op));
     }
     if (status == FP8PIPE_OK) {
         status = check_column_sums(op);
@@ -148,23 +144,25 @@ static enum fp8pipe_status submit(struct fp8pipe *pipe, const struct fp8pipe_sub
     if (op->dy != NULL) {
         payload->dy = *op->dy;
     }
-    return out_draft_submit(&draft, op->out, payload->rows, payload->cols, &payload->out, ticket);
+    return out_draft_submit(draft, op->out, payload->rows, payload->cols, &payload->out, ticket);
 }
 
 enum fp8pipe_status fp8pipe_activation(struct fp8pipe *pipe, const struct fp8pipe_activation_op *op,
                                        fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_activation_op defaults = FP8PIPE_ACTIVATION_OP_INIT;
+    static const struct draft_kind kind = {
+        OP_ACTIVATION, FP8PIPE_NO_AMAX, sizeof(struct op_activation), &defaults, sizeof(defaults)};
     struct fp8pipe_activation_op room;
     const void *given;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    struct draft draft;
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    return submit(pipe, &op->submit,
+    return submit(&draft,
                   &(struct activation){op->activation, op->reserved, &op->x, &op->bias, NULL,
                                        &op->y, "y", &op->out},
                   ticket);
@@ -176,16 +174,18 @@ enum fp8pipe_status fp8pipe_activation_backward(struct fp8pipe *pipe,
 {
     static const struct fp8pipe_activation_backward_op defaults =
         FP8PIPE_ACTIVATION_BACKWARD_OP_INIT;
+    static const struct draft_kind kind = {
+        OP_ACTIVATION, FP8PIPE_NO_AMAX, sizeof(struct op_activation), &defaults, sizeof(defaults)};
     struct fp8pipe_activation_backward_op room;
     const void *given;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    struct draft draft;
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    return submit(pipe, &op->submit,
+    return submit(&draft,
                   &(struct activation){op->activation, op->reserved, &op->x, &op->bias, &op->dy,
                                        &op->dx, "dx", &op->out},
                   ticket);

@@ -128,7 +128,7 @@ enum fp8pipe_status fp8pipe_linear_dgrad(struct fp8pipe_linear *linear,
                                          const struct fp8pipe_dgrad_op *op, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_dgrad_op defaults = FP8PIPE_DGRAD_OP_INIT;
-    static const struct layer_kind kind = {OP_DGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+    static const struct draft_kind kind = {OP_DGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
                                            offsetof(struct op_dgrad, residual), &defaults,
                                            sizeof(defaults)};
     static const struct draft_calls calls = {bind_dgrad, commit_dgrad};
@@ -320,7 +320,7 @@ enum fp8pipe_status fp8pipe_linear_wgrad(struct fp8pipe_linear *linear,
                                          const struct fp8pipe_wgrad_op *op, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_wgrad_op defaults = FP8PIPE_WGRAD_OP_INIT;
-    static const struct layer_kind kind = {OP_WGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+    static const struct draft_kind kind = {OP_WGRAD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
                                            sizeof(struct op_wgrad), &defaults, sizeof(defaults)};
     static const struct draft_calls calls = {bind_wgrad, commit_wgrad};
     struct layer_draft layer = {.linear = linear};

@@ -232,7 +232,7 @@ enum fp8pipe_status fp8pipe_linear_forward(struct fp8pipe_linear *linear,
                                            fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_forward_op defaults = FP8PIPE_FORWARD_OP_INIT;
-    static const struct layer_kind kind = {OP_FORWARD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
+    static const struct draft_kind kind = {OP_FORWARD, FP8PIPE_LAST_USE | FP8PIPE_NO_AMAX,
                                            offsetof(struct op_forward, epilogue), &defaults,
                                            sizeof(defaults)};
     static const struct draft_calls calls = {bind_forward, commit_forward};
@@ -330,7 +330,7 @@ enum fp8pipe_status fp8pipe_linear_prepare(struct fp8pipe_linear *linear,
                                            fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_prepare_op defaults = FP8PIPE_PREPARE_OP_INIT;
-    static const struct layer_kind kind = {OP_PREPARE, 0, sizeof(struct op_prepare), &defaults,
+    static const struct draft_kind kind = {OP_PREPARE, 0, sizeof(struct op_prepare), &defaults,
                                            sizeof(defaults)};
     static const struct draft_calls calls = {bind_prepare, commit_prepare};
     struct layer_draft layer = {.linear = linear};

@@ -31,22 +31,20 @@ enum fp8pipe_status fp8pipe_tensor_call(struct fp8pipe *pipe,
                                         fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_tensor_call_op defaults = FP8PIPE_TENSOR_CALL_OP_INIT;
+    static const struct draft_kind kind = {OP_TENSOR_CALL, FP8PIPE_NO_AMAX,
+                                           sizeof(struct op_tensor_call), &defaults,
+                                           sizeof(defaults)};
     struct fp8pipe_tensor_call_op room;
     const void *given;
     struct draft draft;
     struct op_tensor_call *payload = &draft.entry.op.u.tensor_call;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status =
-        draft_begin(&draft, pipe, &op->submit, OP_TENSOR_CALL, sizeof(*payload), FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_tensor_call(op);
-    }
+    status = check_tensor_call(op);
     if (status == FP8PIPE_OK) {
         status = out_draft_check(&draft, &op->out, op->cols);
     }

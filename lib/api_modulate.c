@@ -223,23 +223,21 @@ enum fp8pipe_status fp8pipe_modulate(struct fp8pipe *pipe, const struct fp8pipe_
                                      fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_modulate_op defaults = FP8PIPE_MODULATE_OP_INIT;
+    static const struct draft_kind kind = {OP_MODULATE, FP8PIPE_NO_AMAX, sizeof(struct op_modulate),
+                                           &defaults, sizeof(defaults)};
     struct fp8pipe_modulate_op room;
     struct tokens tokens;
     const void *given;
     struct draft draft;
     struct op_modulate *payload = &draft.entry.op.u.modulate;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
     tokens = (struct tokens){op->x.rows, op->x.cols, op->rows_of};
-    status = draft_begin(&draft, pipe, &op->submit, OP_MODULATE, sizeof(*payload), FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_modulate(op, &tokens);
-    }
+    status = check_modulate(op, &tokens);
     if (status == FP8PIPE_OK) {
         status = out_draft_check(&draft, &op->out, tokens.cols);
     }
@@ -392,24 +390,22 @@ enum fp8pipe_status fp8pipe_modulate_backward(struct fp8pipe *pipe,
                                               fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_modulate_backward_op defaults = FP8PIPE_MODULATE_BACKWARD_OP_INIT;
+    static const struct draft_kind kind = {OP_MODULATE_BACKWARD, FP8PIPE_NO_AMAX,
+                                           sizeof(struct op_modulate_backward), &defaults,
+                                           sizeof(defaults)};
     struct fp8pipe_modulate_backward_op room;
     struct tokens tokens;
     const void *given;
     struct draft draft;
     struct op_modulate_backward *payload = &draft.entry.op.u.modulate_backward;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
     tokens = (struct tokens){op->x_out.rows, op->x_out.cols, op->rows_of};
-    status = draft_begin(&draft, pipe, &op->submit, OP_MODULATE_BACKWARD, sizeof(*payload),
-                         FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_backward(op, &tokens);
-    }
+    status = check_backward(op, &tokens);
     if (status == FP8PIPE_OK) {
         status = check_backward_rest(op, &tokens);
     }

@@ -9,20 +9,17 @@ enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct fp8pipe_copy
                                  fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_copy_op defaults = FP8PIPE_COPY_OP_INIT;
+    static const struct draft_kind kind = {OP_COPY, 0, sizeof(struct op_copy), &defaults,
+                                           sizeof(defaults)};
     struct fp8pipe_copy_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status = draft_begin(&draft, pipe, &op->submit, OP_COPY, sizeof(struct op_copy), 0);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
     if (op->bytes > 0 && (op->to == NULL || op->from == NULL)) {
         return status_fail(FP8PIPE_EINVAL, "%s = NULL: %zu bytes are to be copied",
                            op->to == NULL ? "to" : "from", op->bytes);
@@ -42,20 +39,17 @@ enum fp8pipe_status fp8pipe_call(struct fp8pipe *pipe, const struct fp8pipe_call
                                  fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_call_op defaults = FP8PIPE_CALL_OP_INIT;
+    static const struct draft_kind kind = {OP_CALL, 0, sizeof(struct op_call), &defaults,
+                                           sizeof(defaults)};
     struct fp8pipe_call_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status = draft_begin(&draft, pipe, &op->submit, OP_CALL, sizeof(struct op_call), 0);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
     if (op->fn == NULL) {
         return status_fail(FP8PIPE_EINVAL, "fn = NULL: it is needed");
     }
@@ -72,20 +66,17 @@ enum fp8pipe_status fp8pipe_host_call(struct fp8pipe *pipe, const struct fp8pipe
                                       fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_host_call_op defaults = FP8PIPE_HOST_CALL_OP_INIT;
+    static const struct draft_kind kind = {OP_HOST_CALL, 0, sizeof(struct op_host_call), &defaults,
+                                           sizeof(defaults)};
     struct fp8pipe_host_call_op room;
     const void *given;
     struct draft draft;
-    enum fp8pipe_status status =
-        options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+    enum fp8pipe_status status = draft_open(&draft, pipe, &kind, op, &room, &given);
 
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status = draft_begin(&draft, pipe, &op->submit, OP_HOST_CALL, sizeof(struct op_host_call), 0);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
     if (op->fn == NULL) {
         return status_fail(FP8PIPE_EINVAL, "fn = NULL: it is needed");
     }

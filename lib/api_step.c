@@ -94,6 +94,8 @@ enum fp8pipe_status fp8pipe_optimizer_adamw(struct fp8pipe_optimizer *optimizer,
                                             fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_adamw_op defaults = FP8PIPE_ADAMW_OP_INIT;
+    static const struct draft_kind kind = {OP_ADAMW, 0, sizeof(struct op_adamw), &defaults,
+                                           sizeof(defaults)};
     static const struct draft_calls calls = {bind_adamw, commit_adamw};
     struct fp8pipe_adamw_op room;
     const void *given;
@@ -101,17 +103,13 @@ enum fp8pipe_status fp8pipe_optimizer_adamw(struct fp8pipe_optimizer *optimizer,
     enum fp8pipe_status status = check_optimizer(optimizer);
 
     if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+        status = draft_open(&draft, optimizer->object.pipe, &kind, op, &room, &given);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status = draft_begin(&draft, optimizer->object.pipe, &op->submit, OP_ADAMW,
-                         sizeof(struct op_adamw), 0);
-    if (status == FP8PIPE_OK) {
-        status = check_adamw(op);
-    }
+    status = check_adamw(op);
     if (status == FP8PIPE_OK) {
         status = draft_object(&draft, "optimizer", &optimizer->object);
     }
@@ -159,23 +157,21 @@ enum fp8pipe_status fp8pipe_optimizer_gradient_norm(struct fp8pipe_optimizer *op
                                                     fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_gradient_norm_op defaults = FP8PIPE_GRADIENT_NORM_OP_INIT;
+    static const struct draft_kind kind = {OP_GRADIENT_NORM, 0, sizeof(struct op_gradient_norm),
+                                           &defaults, sizeof(defaults)};
     struct fp8pipe_gradient_norm_op room;
     const void *given;
     struct draft draft;
     enum fp8pipe_status status = check_optimizer(optimizer);
 
     if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+        status = draft_open(&draft, optimizer->object.pipe, &kind, op, &room, &given);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
     op = given;
-    status = draft_begin(&draft, optimizer->object.pipe, &op->submit, OP_GRADIENT_NORM,
-                         sizeof(struct op_gradient_norm), 0);
-    if (status == FP8PIPE_OK) {
-        status = check_gradient_norm(op);
-    }
+    status = check_gradient_norm(op);
     if (status == FP8PIPE_OK) {
         status = draft_object(&draft, "optimizer", &optimizer->object);
     }

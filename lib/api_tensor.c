@@ -182,6 +182,8 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
                                             fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_quantize_op defaults = FP8PIPE_QUANTIZE_OP_INIT;
+    static const struct draft_kind kind = {OP_QUANTIZE, FP8PIPE_NO_AMAX, sizeof(struct op_quantize),
+                                           &defaults, sizeof(defaults)};
     static const struct draft_calls calls = {bind_quantize, commit_quantize};
     struct quantize_draft quantize = {.tensor = tensor};
     struct fp8pipe_quantize_op room;
@@ -190,17 +192,13 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     enum fp8pipe_status status = check_tensor(tensor);
 
     if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+        status = draft_open(&draft, tensor->object.pipe, &kind, op, &room, &given);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
     quantize.op = op = given;
-    status = draft_begin(&draft, tensor->object.pipe, &op->submit, OP_QUANTIZE,
-                         sizeof(struct op_quantize), FP8PIPE_NO_AMAX);
-    if (status == FP8PIPE_OK) {
-        status = check_quantize(op);
-    }
+    status = check_quantize(op);
     if (status == FP8PIPE_OK) {
         status = draft_filled_objects(&draft, "tensor", tensor, "scaling", op->scaling);
     }
@@ -272,6 +270,8 @@ enum fp8pipe_status fp8pipe_tensor_read(struct fp8pipe_tensor *tensor,
                                         const struct fp8pipe_read_op *op, fp8pipe_ticket *ticket)
 {
     static const struct fp8pipe_read_op defaults = FP8PIPE_READ_OP_INIT;
+    static const struct draft_kind kind = {OP_READ, FP8PIPE_LAST_USE, sizeof(struct op_read),
+                                           &defaults, sizeof(defaults)};
     static const struct draft_calls calls = {bind_read, commit_read};
     struct read_draft read = {.tensor = tensor};
     struct fp8pipe_read_op room;
@@ -280,17 +280,13 @@ enum fp8pipe_status fp8pipe_tensor_read(struct fp8pipe_tensor *tensor,
     enum fp8pipe_status status = check_tensor(tensor);
 
     if (status == FP8PIPE_OK) {
-        status = options_read("op", op, &defaults, sizeof(room), DRAFT_LEAST, &room, &given);
+        status = draft_open(&draft, tensor->object.pipe, &kind, op, &room, &given);
     }
     if (status != FP8PIPE_OK) {
         return status;
     }
     read.op = op = given;
-    status = draft_begin(&draft, tensor->object.pipe, &op->submit, OP_READ, sizeof(struct op_read),
-                         FP8PIPE_LAST_USE);
-    if (status == FP8PIPE_OK) {
-        status = draft_object(&draft, "tensor", &tensor->object);
-    }
+    status = draft_object(&draft, "tensor", &tensor->object);
     if (status == FP8PIPE_OK && (uintptr_t)op->scale_inv % sizeof(float) != 0) {
         status = status_fail(FP8PIPE_EINVAL, "scale_inv = %p: it is aligned to its 4 bytes",
                              (void *)op->scale_inv);

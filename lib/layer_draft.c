@@ -1,13 +1,7 @@
 #include "layer_draft.h"
 
-/* How the op structs of a linear start. */
-struct layer_op {
-    size_t size;
-    struct fp8pipe_submit submit;
-};
-
 enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
-                                const struct layer_kind *kind, const void *op, void *room,
+                                const struct draft_kind *kind, const void *op, void *room,
                                 const void **given)
 {
     enum fp8pipe_status status;
@@ -17,11 +11,7 @@ enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *line
     }
     /* Else the loads behind the words' locked instructions would wait for it. */
     __builtin_prefetch(ck_pr_load_ptr(&linear->current));
-    status = options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
-    if (status == FP8PIPE_OK) {
-        status = draft_begin(draft, linear->object.pipe, &((const struct layer_op *)*given)->submit,
-                             kind->kind, kind->payload_bytes, kind->flags);
-    }
+    status = draft_open(draft, linear->object.pipe, kind, op, room, given);
     if (status == FP8PIPE_OK) {
         draft_objects(draft, &linear->object,
                       linear->scaling != NULL ? &linear->scaling->object : NULL);

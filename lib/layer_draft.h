@@ -17,21 +17,12 @@ struct layer_draft {
     struct filling *kept; /* new, or NULL */
 };
 
-/* An op of a linear's, for layer_begin. */
-struct layer_kind {
-    enum op_kind kind;
-    uint32_t flags;       /* that it takes besides those of all ops */
-    size_t payload_bytes; /* of the shortest payload */
-    const void *defaults; /* of the op's struct */
-    size_t bytes;
-};
-
 /*
- * The opening of every op on a linear: the linear is given, the op's struct is read as by
- * options_read, the draft begins, the linear and its scaling are in it.
+ * The opening of every op on a linear: the linear is given, the draft is opened, the linear and its
+ * scaling are in it.
  */
 enum fp8pipe_status layer_begin(struct draft *draft, struct fp8pipe_linear *linear,
-                                const struct layer_kind *kind, const void *op, void *room,
+                                const struct draft_kind *kind, const void *op, void *room,
                                 const void **given);
 
 /* layer_tensor of a tensor. */

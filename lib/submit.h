@@ -2,7 +2,7 @@
  * The caller's part of an op: check, copy, publish, wake.
  *
  * A draft is an op being put together on the caller's stack. draft_begin checks what all ops share
- * and chooses the lane; the entry point checks its descriptor and fills the payload; draft_submit
+ * and chooses the lane (draft_open reads the op's struct before); the entry point checks its descriptor and fills the payload; draft_submit
  * then, under the words of the objects that the draft names: calls `bind`, which reads the objects
  * and adds edges and uses (it may be called again, and changes nothing); claims the ring
  * position; calls `commit`, which changes the objects and cannot fail; publishes.
@@ -32,8 +32,13 @@
 #define DRAFT_USES 6
 #define DRAFT_ENDED 8
 
-/* The shortest struct that an older header can have had. */
-#define DRAFT_LEAST (sizeof(size_t) + sizeof(struct fp8pipe_submit))
+/* How the structs of all ops start: the shortest that an older header can have had. */
+struct draft_head {
+    size_t size;
+    struct fp8pipe_submit submit;
+};
+
+#define DRAFT_LEAST sizeof(struct draft_head)
 
 struct draft {
     struct fp8pipe *pipe;
@@ -125,6 +130,29 @@ static inline enum fp8pipe_status draft_begin(struct draft *draft, struct fp8pip
     }
     draft_start(draft, pipe, submit, kind, payload_bytes, (uint32_t)submit->lane, true);
     return submit->name == NULL ? FP8PIPE_OK : draft_copy_name(draft, submit->name);
+}
+
+/* An op, for draft_open. */
+struct draft_kind {
+    enum op_kind kind;
+    uint32_t flags;       /* that it takes besides those of all ops */
+    size_t payload_bytes; /* of the shortest payload */
+    const void *defaults; /* of the op's struct */
+    size_t bytes;
+};
+
+/* Reads the op's struct as by options_read, and begins its draft. */
+static inline enum fp8pipe_status draft_open(struct draft *draft, struct fp8pipe *pipe,
+                                             const struct draft_kind *kind, const void *op,
+                                             void *room, const void **given)
+{
+    enum fp8pipe_status status =
+        options_read("op", op, kind->defaults, kind->bytes, DRAFT_LEAST, room, given);
+
+    return status != FP8PIPE_OK
+               ? status
+               : draft_begin(draft, pipe, &((const struct draft_head *)*given)->submit, kind->kind,
+                             kind->payload_bytes, kind->flags);
 }
 
 /* Copies bytes of the caller's, checked by check_arg, behind the payload. */
