@@ -1,7 +1,7 @@
 /* Public entry points of quantized tensors. */
 #include <stdlib.h>
 
-#include "submit.h"
+#include "out_draft.h"
 
 static enum fp8pipe_status check_tensor(const struct fp8pipe_tensor *tensor)
 {
@@ -125,29 +125,6 @@ enum fp8pipe_status fp8pipe_tensor_info_get(struct fp8pipe_tensor *tensor,
 
 /* ---- Quantize ------------------------------------------------------------------------------ */
 
-struct quantize_draft {
-    const struct fp8pipe_quantize_op *op;
-    struct fp8pipe_tensor *tensor;
-    struct filling *filling; /* new */
-};
-
-static enum fp8pipe_status bind_quantize(struct draft *draft, void *arg)
-{
-    const struct quantize_draft *quantize = arg;
-
-    draft_use_scaling(draft, quantize->op->scaling);
-    draft_fill(draft, quantize->tensor, quantize->filling);
-    return FP8PIPE_OK;
-}
-
-static void commit_quantize(struct draft *draft, void *arg, fp8pipe_ticket ticket)
-{
-    const struct quantize_draft *quantize = arg;
-
-    draft_used_scaling(draft, quantize->op->scaling, ticket);
-    draft_filled(draft, quantize->tensor, quantize->filling, ticket);
-}
-
 static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
 {
     enum fp8pipe_status status = check_matrix("x", &op->x);
@@ -158,18 +135,10 @@ static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
     if (op->scaling == NULL) {
         return status_fail(FP8PIPE_EINVAL, "scaling = NULL: it is needed");
     }
-    if (op->slot >= op->scaling->slots) {
-        return status_fail(FP8PIPE_EINVAL, "slot = %u: the scaling has %u", op->slot,
-                           op->scaling->slots);
+    status = out_draft_rules("", op->scaling, op->slot, op->copies, op->reserved);
+    if (status == FP8PIPE_OK) {
+        status = check_sums("column_sums", &op->column_sums, op->x.cols);
     }
-    if (op->copies == 0 || (op->copies & ~(FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)) != 0) {
-        return status_fail(FP8PIPE_EINVAL, "copies = %#x: it is ROWWISE, TRANSPOSED or both",
-                           op->copies);
-    }
-    if (op->reserved != 0) {
-        return status_fail(FP8PIPE_EINVAL, "reserved = %d: it is 0", op->reserved);
-    }
-    status = check_sums("column_sums", &op->column_sums, op->x.cols);
     if (status == FP8PIPE_OK) {
         status = check_sums_apart("column_sums", &op->column_sums, "x", &op->x);
     }
@@ -184,11 +153,10 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     static const struct fp8pipe_quantize_op defaults = FP8PIPE_QUANTIZE_OP_INIT;
     static const struct draft_kind kind = {OP_QUANTIZE, FP8PIPE_NO_AMAX, sizeof(struct op_quantize),
                                            &defaults, sizeof(defaults)};
-    static const struct draft_calls calls = {bind_quantize, commit_quantize};
-    struct quantize_draft quantize = {.tensor = tensor};
     struct fp8pipe_quantize_op room;
     const void *given;
     struct draft draft;
+    struct op_quantize *payload = &draft.entry.op.u.quantize;
     enum fp8pipe_status status = check_tensor(tensor);
 
     if (status == FP8PIPE_OK) {
@@ -197,7 +165,7 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     if (status != FP8PIPE_OK) {
         return status;
     }
-    quantize.op = op = given;
+    op = given;
     status = check_quantize(op);
     if (status == FP8PIPE_OK) {
         status = draft_filled_objects(&draft, "tensor", tensor, "scaling", op->scaling);
@@ -205,25 +173,15 @@ enum fp8pipe_status fp8pipe_tensor_quantize(struct fp8pipe_tensor *tensor,
     if (status != FP8PIPE_OK) {
         return status;
     }
-    status = draft_filling(&draft, op->copies, &quantize.filling);
-    if (status != FP8PIPE_OK) {
-        return status;
-    }
-    filling_shape(quantize.filling, op->x.rows, op->x.cols, op->scaling->formats[op->slot],
-                  (op->copies & FP8PIPE_ROWWISE) != 0, (op->copies & FP8PIPE_TRANSPOSED) != 0);
-    draft.entry.op.u.quantize = (struct op_quantize){
-        .x = op->x,
+    payload->x = op->x;
+    payload->out = (struct op_out){
         .scaling = op->scaling,
-        .filling = quantize.filling,
         .sums = op->column_sums.data,
         .slot = op->slot,
     };
     draft.entry.op.flags |= (uint8_t)(op->column_sums_accumulate ? OP_SUMS_ACCUMULATE : 0u);
-    status = draft_submit(&draft, &calls, &quantize, ticket);
-    if (status != FP8PIPE_OK) {
-        filling_undo(quantize.filling);
-    }
-    return status;
+    return out_draft_fill(&draft, tensor, &payload->out, op->copies, op->x.rows, op->x.cols,
+                          ticket);
 }
 
 /* ---- Read ---------------------------------------------------------------------------------- */

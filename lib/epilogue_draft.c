@@ -1,6 +1,7 @@
 #include "epilogue_draft.h"
 
 #include "layer_draft.h"
+#include "out_draft.h"
 
 enum fp8pipe_status epilogue_check_residual(const char *field,
                                             const struct fp8pipe_matrix *residual,
@@ -40,17 +41,10 @@ static enum fp8pipe_status check_tensor(struct draft *draft,
     if (scaling == NULL) {
         return status_fail(FP8PIPE_EINVAL, "epilogue.scaling = NULL: epilogue.tensor needs it");
     }
-    if (epilogue->slot >= scaling->slots) {
-        return status_fail(FP8PIPE_EINVAL, "epilogue.slot = %u: the scaling has %u", epilogue->slot,
-                           scaling->slots);
+    status = out_draft_rules("epilogue.", scaling, epilogue->slot, epilogue->copies, 0);
+    if (status == FP8PIPE_OK) {
+        status = layer_tensor(draft, "epilogue.tensor", epilogue->tensor);
     }
-    if (epilogue->copies == 0 ||
-        (epilogue->copies & ~(FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED)) != 0) {
-        return status_fail(FP8PIPE_EINVAL,
-                           "epilogue.copies = %#x: it is ROWWISE, TRANSPOSED or both",
-                           epilogue->copies);
-    }
-    status = layer_tensor(draft, "epilogue.tensor", epilogue->tensor);
     return status != FP8PIPE_OK
                ? status
                : draft_object(draft, "epilogue.scaling", &epilogue->scaling->object);

@@ -28,14 +28,14 @@ static enum fp8pipe_status exec_quantize(struct issue *issue, const struct op *o
 {
     const struct op_quantize *quantize = &op->u.quantize;
     struct quantize_request request = {
-        .scaling = quantize->scaling,
-        .slot = quantize->slot,
+        .scaling = quantize->out.scaling,
+        .slot = quantize->out.slot,
         .fold = (op->flags & OP_FOLD) != 0,
         .x = quantize->x,
-        .kept = quantize->filling,
-        .row = quantize->filling->rowwise,
-        .transposed = quantize->filling->transposed,
-        .sums = quantize->sums,
+        .kept = quantize->out.filling,
+        .row = quantize->out.filling->rowwise,
+        .transposed = quantize->out.filling->transposed,
+        .sums = quantize->out.sums,
         .sums_accumulate = (op->flags & OP_SUMS_ACCUMULATE) != 0,
     };
 
@@ -147,7 +147,7 @@ enum fp8pipe_status exec_op(struct issue *issue, const struct op *op, fp8pipe_ti
         break;
     case OP_QUANTIZE:
         status = exec_quantize(issue, op);
-        filled = op->u.quantize.filling;
+        filled = op->u.quantize.out.filling;
         break;
     case OP_READ:
         status = exec_read(issue, &op->u.read);

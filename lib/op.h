@@ -71,7 +71,7 @@ struct op_call {
     size_t arg_bytes;
 };
 
-/* A fused op's quantized result, with OP_FOLD and OP_SUMS_ACCUMULATE. */
+/* A quantized result, with OP_FOLD and OP_SUMS_ACCUMULATE. */
 struct op_out {
     struct fp8pipe_scaling *scaling;
     struct filling *filling; /* new, of the values' shape; NULL: no result, the rest is not read */
@@ -102,10 +102,7 @@ struct op_scaling {
 
 struct op_quantize {
     struct fp8pipe_matrix x;
-    struct fp8pipe_scaling *scaling;
-    struct filling *filling; /* new */
-    float *sums;
-    uint32_t slot;
+    struct op_out out; /* with a filling */
 };
 
 struct op_read {
