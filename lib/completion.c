@@ -74,13 +74,13 @@ bool completion_await_done(struct completion *completion, struct event_ring *rin
     return done;
 }
 
-void completion_interest_add(struct completion *completion)
+static void interest_add(struct completion *completion)
 {
     ck_pr_inc_64(&completion->interest);
     ck_pr_fence_memory();
 }
 
-void completion_interest_drop(struct completion *completion)
+static void interest_drop(struct completion *completion)
 {
     ck_pr_dec_64(&completion->interest);
 }
@@ -115,7 +115,7 @@ enum fp8pipe_status completion_defer(struct completion *completion, fp8pipe_tick
         pthread_mutex_lock(&completion->lock);
     }
     ck_pr_store_32(&completion->outstanding, completion->outstanding + 1);
-    completion_interest_add(completion);
+    interest_add(completion);
     *list->end = defer;
     list->end = &defer->next;
     pthread_mutex_unlock(&completion->lock);
@@ -129,7 +129,7 @@ void completion_bury(struct completion *completion, struct filling *filling)
     filling->next = completion->dead;
     completion->dead = filling;
     ck_spinlock_fas_unlock(&completion->dead_word);
-    completion_interest_add(completion);
+    interest_add(completion);
     ec_wake(&completion->ec);
 }
 
@@ -163,7 +163,7 @@ static void release_dead(struct completion *completion)
         }
         *link = filling->next;
         filling_release(filling, &issue);
-        completion_interest_drop(completion);
+        interest_drop(completion);
     }
 }
 
@@ -229,7 +229,7 @@ static uint32_t run_defers(struct completion *completion, struct defer *defer)
         free(defer);
         defer = next;
         count++;
-        completion_interest_drop(completion);
+        interest_drop(completion);
     }
     return count;
 }

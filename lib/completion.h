@@ -68,9 +68,6 @@ void completion_notify(void *completion);
 bool completion_await_done(struct completion *completion, struct event_ring *ring,
                            uint64_t position, int64_t deadline_ns);
 
-void completion_interest_add(struct completion *completion);
-void completion_interest_drop(struct completion *completion);
-
 /* Takes a defer. EAGAIN (nonblock), ENOMEM. Blocks at the limit. */
 enum fp8pipe_status completion_defer(struct completion *completion, fp8pipe_ticket ticket,
                                      enum fp8pipe_mark mark, fp8pipe_defer_fn *fn, void *arg,

@@ -75,12 +75,6 @@ static inline uint32_t object_set_add(struct object **objects, uint32_t count,
     objects[at] = object;
     return count + 1;
 }
-static inline void object_set_lock(struct object **objects, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        object_lock(objects[i]);
-    }
-}
 
 static inline void object_set_unlock(struct object **objects, uint32_t count)
 {

@@ -123,7 +123,9 @@ static void *count_up(void *arg)
             held =
                 object_set_add(set, held, &counted[test_random_range(&rng, 0, OBJECTS - 1)].object);
         }
-        object_set_lock(set, held);
+        for (uint32_t i = 0; i < held; i++) {
+            object_lock(set[i]);
+        }
         for (uint32_t i = 0; i < held; i++) {
             struct counted *one = (struct counted *)(void *)set[i];
 
