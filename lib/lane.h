@@ -29,7 +29,7 @@ struct lane {
     struct fp8pipe_stream *stream;
     uint32_t *own_amax;  /* device word for tensors without a scale */
     uint32_t *gemm_amax; /* of the same memory: the word for what GEMMs write in FP8 */
-    bool lane_broken;   /* an op submitted by number failed, and none resumed */
+    bool lane_broken;    /* an op submitted by number failed, and none resumed */
     struct ticket_failure broken_by;
     uint64_t issued;
     uint64_t failed;

@@ -2,10 +2,11 @@
  * The caller's part of an op: check, copy, publish, wake.
  *
  * A draft is an op being put together on the caller's stack. draft_begin checks what all ops share
- * and chooses the lane (draft_open reads the op's struct before); the entry point checks its descriptor and fills the payload; draft_submit
- * then, under the words of the objects that the draft names: calls `bind`, which reads the objects
- * and adds edges and uses (it may be called again, and changes nothing); claims the ring
- * position; calls `commit`, which changes the objects and cannot fail; publishes.
+ * and chooses the lane, draft_open reads the op's struct before that; the entry point checks its
+ * descriptor and fills the payload; draft_submit then, under the words of the objects that the
+ * draft names: calls `bind`, which reads the objects and adds edges and uses (it may be called
+ * again, and changes nothing); claims the ring position; calls `commit`, which changes the objects
+ * and cannot fail; publishes.
  *
  * No allocation, no backend call (but in INLINE), no lock but the words.
  */

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The arrows between modules run downward only. A module is a x.c with its x.h in lib/, the lib/api_*.c
-# together, one of the folders lib/host, lib/cuda and kernels, or the public headers.
+# The arrows between modules run downward only. A module is a x.c with its x.h in lib/, the
+# lib/api_*.c together, one of the folders lib/host, lib/cuda and kernels, or the public headers.
 set -u
 srcdir=${srcdir:-.}
 . "$srcdir/tests/tap.sh"

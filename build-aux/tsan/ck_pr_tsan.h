@@ -1,10 +1,10 @@
 /*
  * Concurrency Kit's primitives as compiler builtins, force-included in ThreadSanitizer builds.
  *
- * CK's own are inline assembly, which the sanitizer cannot see: it would report a race on everything
- * that they order. Defining CK_F_PR before <ck_pr.h> makes it leave loads, stores, compare and swap,
- * fetch and add, and fetch and store to this file; the other operations (add, inc, or, bts, ...) it
- * derives from these itself.
+ * CK's own are inline assembly, which the sanitizer cannot see: it would report a race on
+ * everything that they order. Defining CK_F_PR before <ck_pr.h> makes it leave loads, stores,
+ * compare and swap, fetch and add, and fetch and store to this file; the other operations (add,
+ * inc, or, bts, ...) it derives from these itself.
  *
  * Loads acquire, stores release, the others do both, because the sanitizer knows no fences: a fence
  * left out between two of them is not found this way. ck_ec32_inc and ck_ec's single-producer

@@ -537,6 +537,6 @@ const struct backend_ops backend_host_ops = {
     KERNELS(KERNEL_ENTRY)
 #undef KERNEL_ENTRY
         .plan_stats = plan_stats,
-        .replay_stats = replay_stats,
+    .replay_stats = replay_stats,
     .memory_stats = backend_memory_stats,
 };
