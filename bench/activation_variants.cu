@@ -1,5 +1,6 @@
 #include "bench/activation_variants.h"
 
+#include "fp8pipe_quantize_launch.cuh"
 #include "kernels/activation.cuh"
 
 namespace detail = fp8pipe_cuda::detail;

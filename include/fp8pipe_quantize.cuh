@@ -41,7 +41,7 @@
 #include <fp8pipe_cuda.h>
 #include <fp8pipe_fused.h>
 #include <fp8pipe_operand.cuh>
-#include <fp8pipe_quantize_kernel.cuh>
+#include <fp8pipe_quantize_launch.cuh>
 
 namespace fp8pipe_cuda
 {

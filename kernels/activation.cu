@@ -9,6 +9,7 @@
  */
 #include "kernels/activation.cuh"
 
+#include "fp8pipe_quantize_launch.cuh"
 #include "kernels/kernels.h"
 
 namespace

@@ -1,5 +1,5 @@
 /*
- * What the CUDA kernels share beside fp8pipe_operand.cuh and fp8pipe_quantize_kernel.cuh: short
+ * What the CUDA kernels share beside fp8pipe_operand.cuh and fp8pipe_quantize_launch.cuh: short
  * names for units, geometry, the launch.
  *
  * A unit is 8 consecutive elements of a row, starting at a column that is a multiple of 8: one
@@ -14,7 +14,7 @@
 
 #include <cuda_runtime.h>
 
-#include "fp8pipe_quantize_kernel.cuh"
+#include "fp8pipe_quantize_launch.cuh"
 #include "kernels/convert.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"

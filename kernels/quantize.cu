@@ -12,6 +12,7 @@
  */
 #include <stddef.h>
 
+#include "fp8pipe_quantize_launch.cuh"
 #include "kernels/quantize.cuh"
 
 using fp8pipe_cuda::detail::run;

@@ -21,7 +21,7 @@ sources='include lib kernels tests build-aux m4 examples bench quickstart config
 
 # ---- The README's program ------------------------------------------------------------------------
 
-# The first C block, and the example without a comment of licence in front of its first line of code.
+# The first C block, and the example without a comment of licence before its first line of code.
 awk '/^```c$/ { inside = 1; next } inside && /^```$/ { exit } inside' README.md >"$work/readme.c"
 sed -n '/^#include/,$p' examples/hello.c >"$work/hello.c"
 ok "the README shows examples/hello.c" diff "$work/hello.c" "$work/readme.c"
@@ -100,7 +100,8 @@ headers_without_page() {
         # shellcheck disable=SC2086
         grep -q "^\\.In $(basename "$header")\( [,.]\)\{0,1\}\$" $pages || case $header in
         */fp8pipe_tensor.h | */fp8pipe_linear.h) ;; # parts of fp8pipe.h
-        */fp8pipe_operand.cuh | */fp8pipe_codes.cuh | */fp8pipe_quantize_kernel.cuh) ;; # parts of fp8pipe_quantize.cuh
+        # parts of fp8pipe_quantize.cuh
+        */fp8pipe_operand.cuh | */fp8pipe_codes.cuh | */fp8pipe_quantize_*.cuh) ;;
         *) echo "$header" ;;
         esac
     done
