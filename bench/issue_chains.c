@@ -1,6 +1,5 @@
 /* Launches a second of several chains of layers, each from a thread and on a lane of its own. */
 #include <pthread.h>
-#include <string.h>
 
 #include "bench/issue.h"
 

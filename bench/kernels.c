@@ -14,7 +14,6 @@
 #include "bench/kernels.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

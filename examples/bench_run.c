@@ -4,7 +4,6 @@
 #include <fp8pipe_tune.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "bench_median.h"

@@ -3,7 +3,6 @@
 
 #include "function.h"
 #include "submit.h"
-#include "thread.h"
 
 enum fp8pipe_status fp8pipe_copy(struct fp8pipe *pipe, const struct fp8pipe_copy_op *op,
                                  fp8pipe_ticket *ticket)

@@ -1,11 +1,9 @@
 /* Public entry points that make and destroy optimizers. */
-#include <ck_pr.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "crew.h"
 #include "optimizer.h"
 #include "submit.h"
 

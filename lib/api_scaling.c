@@ -1,5 +1,4 @@
 /* Public entry points of scalings. */
-#include <ck_pr.h>
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>

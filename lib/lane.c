@@ -2,7 +2,6 @@
 
 #include <ck_pr.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "ec.h"
 #include "exec.h"

@@ -1,6 +1,5 @@
 #include "move.h"
 
-#include "crew.h"
 #include "pipe.h"
 
 /* Inside `enter`. */

@@ -3,7 +3,6 @@
 #include <ck_pr.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum fp8pipe_status port_init(struct port *port, uint32_t ring_slots, uint64_t start,
                               int64_t spin_ns)

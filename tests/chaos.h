@@ -13,7 +13,6 @@
 #ifndef TESTS_CHAOS_H
 #define TESTS_CHAOS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend.h"

@@ -1,5 +1,4 @@
 /* Guards fork() after open, and exit() without close. */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,10 +1,7 @@
 #include "modulate_reference.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include "numbers.h"
 
 void reference_add(const struct modulate_reference *of, double *added)
 {

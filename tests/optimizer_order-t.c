@@ -2,7 +2,6 @@
  * Guards an optimizer as an object: its ops' order against everything on its linears, on any lanes;
  * what forwards kept before a step; who has a linear, who may be destroyed; failed steps; close.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

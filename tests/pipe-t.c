@@ -1,5 +1,4 @@
 /* Guards opening and closing: options, environment, several pipes, stats, log, stale handles. */
-#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>

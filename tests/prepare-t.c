@@ -2,7 +2,6 @@
  * fp8pipe_linear_prepare: once it is done the weight's matrix is not read any more, by no FP8 op of
  * that version, and its memory may be anything else's.
  */
-#include <math.h>
 #include <stdlib.h>
 
 #include "chaos.h"

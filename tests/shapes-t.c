@@ -3,9 +3,7 @@
  * tensors. What has to be padded inside never shows outside; what is empty writes what the sums of
  * nothing are, touches no amax and has a ticket all the same.
  */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "layer.h"
 #include "util.h"

@@ -3,7 +3,6 @@
  * cut short or changed anywhere is refused and harms nothing; many processes may write one at once.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
