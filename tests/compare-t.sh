@@ -95,7 +95,7 @@ ok "ours alone" run --mode train --case 8x240 --case 1x240 --peer none
 ok "has a line for each of our types" says '^fp8pipe fp8  +16.25 +1.00 +0.50 +2.0 +2.25 +1.00 +0.50 +2.0$'
 ok "not finite is no time" says '^fp8pipe bf16  +16.25 +1.00 +0.50 +2.0 +not finite *$'
 ok "no peer runs" calls_are './ours train ./ours train ./ours train ./ours train'
-ok "options of ours are passed on" grep -q -- '--dtype fp8 --tune .*--iters 20' calls
+ok "options of ours are passed on" grep -q -- '--dtype fp8 --tune --no_idle .*--iters 20' calls
 ok "on CUDA" sh -c 'test "$(grep -c -- "ours --backend cuda" calls)" = 4'
 ok "the file has all rows, the card and the command" json \
     "len(r['rows']) == 4 and r['card'] == 'a card' and '--peer none' in r['command'] and

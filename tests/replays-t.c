@@ -2,6 +2,8 @@
  * GEMM calls that repeat: results are the same to the bit whether lanes record them or not, for new
  * values at old addresses, in place, through padding and float32, on more addresses than are kept;
  * and the stats say that it happened.
+ *
+ * FP8PIPE_TEST_SMALL=1 leaves out most of it (for compute-sanitizer).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,8 @@
 #include "fp8pipe_tune.h"
 #include "layer.h"
 #include "util.h"
+
+static bool small;
 
 static struct fp8pipe *pipe_with(enum fp8pipe_backend backend, enum fp8pipe_replays replays,
                                  enum fp8pipe_mode mode)
@@ -112,7 +116,7 @@ static void layers(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     struct test_rng rng = {41};
     int differ = 0;
 
-    for (uint64_t i = 0; i < (cuda ? 60 : 12); i++) {
+    for (uint64_t i = 0; i < (cuda && !small ? 60 : 12); i++) {
         struct layer_config config = layer_config_random(&rng, cuda ? 300 : 60, cuda ? 4096 : 200);
 
         /* One in five of a size that cuBLASLt takes as it is. */
@@ -127,7 +131,7 @@ static void layers(enum fp8pipe_backend backend, enum fp8pipe_mode mode)
     is_int(differ, 0, "%s, %s: the same bits with and without records", name, how);
     on = stats_of(recorded);
     off = stats_of(plain);
-    ok(cuda ? on.replayed > 100 && on.replays > 10 : on.replayed == 0 && on.replays == 0,
+    ok(cuda ? on.replayed > 20 && on.replays > 10 : on.replayed == 0 && on.replays == 0,
        "%s, %s: %llu calls issued from %llu records", name, how, (unsigned long long)on.replayed,
        (unsigned long long)on.replays);
     ok(off.replayed == 0 && off.replays == 0, "%s, %s: none where they are off", name, how);
@@ -313,7 +317,8 @@ static void cases(enum fp8pipe_backend backend)
 {
     layers(backend, FP8PIPE_ASYNC);
     layers(backend, FP8PIPE_INLINE);
-    addresses(backend);
+    if (!small)
+        addresses(backend);
     if (backend == FP8PIPE_BACKEND_CUDA) {
         tuned(backend);
         every_way(backend);
@@ -322,6 +327,7 @@ static void cases(enum fp8pipe_backend backend)
 
 int main(void)
 {
+    small = test_environment_is_set("FP8PIPE_TEST_SMALL");
     test_each_backend(cases);
     return done_testing();
 }

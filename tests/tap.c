@@ -251,3 +251,10 @@ void tap_note(const char *format, ...)
 {
     TAP_COMMENT(stdout);
 }
+
+bool test_environment_is_set(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value != NULL && strcmp(value, "1") == 0;
+}

@@ -39,6 +39,9 @@
  * does, not at its results. */
 #define TEST_CASES(count) (TEST_SANITIZED ? ((count) + 7) / 8 : (count))
 
+/* Whether the environment has NAME=1. */
+bool test_environment_is_set(const char *name);
+
 #define TAP_PRINTF(name, first) __attribute__((format(printf, name, first)))
 
 /* The number of tests that will run, first of all. Without it done_testing() prints the count. */

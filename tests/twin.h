@@ -29,13 +29,6 @@
             bail("%s: %s", #call, cudaGetErrorString(error_));                                     \
     } while (0)
 
-static inline bool test_environment_is_set(const char *name)
-{
-    const char *value = getenv(name);
-
-    return value != NULL && strcmp(value, "1") == 0;
-}
-
 /* Skips the program where there is no device, or bails out where one must be. */
 static inline void device_require(void)
 {

@@ -38,7 +38,6 @@ const struct test_backends *test_backends(void)
 {
     static struct test_backends backends;
     const char *wanted = getenv("FP8PIPE_TEST_BACKEND");
-    const char *require = getenv("FP8PIPE_TEST_REQUIRE_GPU");
 
     if (backends.count > 0 || backends.cuda_missing)
         return &backends;
@@ -53,7 +52,7 @@ const struct test_backends *test_backends(void)
         return &backends;
     }
     backends.cuda_missing = true;
-    if (require && strcmp(require, "1") == 0)
+    if (test_environment_is_set("FP8PIPE_TEST_REQUIRE_GPU"))
         bail("FP8PIPE_TEST_REQUIRE_GPU=1 and no cuda pipe opens: %s", fp8pipe_last_error());
     skip(1, "cuda: %s", fp8pipe_last_error());
     return &backends;
