@@ -2,6 +2,7 @@
 
 #include <fp8pipe_tune.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #define REPEATS 20
@@ -114,11 +115,56 @@ static void gemms(struct bench_chain *chain, const struct fp8pipe_gemm_op *op, i
     }
 }
 
+/* Holds a stream back until all that is to be timed is in it: else small GEMMs would be timed by
+ * their launches. */
+struct hold {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended;
+};
+
+static void hold_wait(void *arg)
+{
+    struct hold *hold = arg;
+
+    pthread_mutex_lock(&hold->lock);
+    while (!hold->ended) {
+        pthread_cond_wait(&hold->changed, &hold->lock);
+    }
+    pthread_mutex_unlock(&hold->lock);
+}
+
+static void hold_begin(struct bench_chain *chain, struct hold *hold)
+{
+    struct fp8pipe_host_call_op op = FP8PIPE_HOST_CALL_OP_INIT;
+
+    op.submit = bench_chain_submit(BENCH_LANE_CHAIN, "hold");
+    op.fn = hold_wait;
+    op.arg = hold;
+    if (chain->status == FP8PIPE_OK) {
+        bench_chain_submitted(chain, fp8pipe_host_call(chain->pipe, &op, &chain->last), "hold");
+    }
+}
+
+/* Once what came after it is issued, and in any case: nothing else ends it. */
+static void hold_end(struct bench_chain *chain, struct hold *hold)
+{
+    if (chain->status == FP8PIPE_OK) {
+        bench_chain_keep(chain, fp8pipe_wait(chain->pipe, chain->last, FP8PIPE_ISSUED, -1),
+                         "waiting until the GEMMs are issued");
+    }
+    pthread_mutex_lock(&hold->lock);
+    hold->ended = true;
+    pthread_cond_signal(&hold->changed);
+    pthread_mutex_unlock(&hold->lock);
+}
+
 /* The tuned time of one, in us. */
 static double time_gemm(struct bench_chain *chain, const struct fp8pipe_gemm_op *op, bool tunes,
                         struct bench_marks *marks)
 {
     struct fp8pipe_tune_options tuning = FP8PIPE_TUNE_OPTIONS_INIT;
+    struct hold hold = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
 
     gemms(chain, op, 2);
     bench_chain_drain(chain);
@@ -127,10 +173,12 @@ static double time_gemm(struct bench_chain *chain, const struct fp8pipe_gemm_op 
 
         bench_chain_keep(chain, status == FP8PIPE_ENOTSUP ? FP8PIPE_OK : status, "tuning");
     }
+    hold_begin(chain, &hold);
     gemms(chain, op, 1);
     mark(chain, marks, 0);
     gemms(chain, op, REPEATS);
     mark(chain, marks, 1);
+    hold_end(chain, &hold);
     bench_chain_drain(chain);
     return chain->status == FP8PIPE_OK ? 1e3 * bench_marks_ms(marks, 0, 1) / REPEATS : NAN;
 }
