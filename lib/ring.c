@@ -62,13 +62,17 @@ static bool has_room(struct ring *ring, uint64_t head, uint32_t slots)
     return head + slots - tail <= capacity;
 }
 
-enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t *position)
+enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t last,
+                                  uint64_t *position)
 {
     uint64_t head = ck_pr_load_64(&ring->head), now;
 
     for (;;) {
         if (head & RING_CLOSED) {
             return RING_IS_CLOSED;
+        }
+        if (head > last) {
+            return RING_IS_PAST;
         }
         if (has_room(ring, head, slots)) {
             if (ck_pr_cas_64_value(&ring->head, head, head + slots, &head)) {

@@ -64,7 +64,7 @@ struct ring {
     uint64_t rescues;
 };
 
-enum ring_claim { RING_CLAIMED, RING_FULL, RING_IS_CLOSED };
+enum ring_claim { RING_CLAIMED, RING_FULL, RING_IS_CLOSED, RING_IS_PAST };
 
 /* slots: a power of two; start: the first position, >= 1. ENOMEM. */
 enum fp8pipe_status ring_init(struct ring *ring, uint32_t slots, uint64_t start, int64_t spin_ns);
@@ -78,25 +78,34 @@ static inline uint32_t ring_slots_for(size_t bytes)
     return (uint32_t)((bytes + sizeof(uint64_t) + RING_SLOT_BYTES - 1) / RING_SLOT_BYTES);
 }
 
-/* ring_claim where that is not the first look's answer. */
-enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t *position);
+/* ring_claim_until where that is not the first look's answer. */
+enum ring_claim ring_claim_slowly(struct ring *ring, uint32_t slots, uint64_t last,
+                                  uint64_t *position);
 
-/* Claims consecutive slots for the caller, who must publish them soon, whatever happens. */
-static inline enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
+/* Claims consecutive slots for the caller, who must publish them soon, whatever happens; not beyond
+ * the position `last`: RING_IS_PAST. */
+static inline enum ring_claim ring_claim_until(struct ring *ring, uint32_t slots, uint64_t last,
+                                               uint64_t *position)
 {
     uint64_t head = ck_pr_load_64(&ring->head);
 
     /* A closed ring's head is far beyond any room. */
-    if (head + slots - ck_pr_load_64(&ring->tail_seen) > ring->mask + 1) {
-        return ring_claim_slowly(ring, slots, position);
+    if (head > last || head + slots - ck_pr_load_64(&ring->tail_seen) > ring->mask + 1) {
+        return ring_claim_slowly(ring, slots, last, position);
     }
     ck_pr_fence_acquire();
     if (!ck_pr_cas_64(&ring->head, head, head + slots)) {
-        return ring_claim_slowly(ring, slots, position);
+        return ring_claim_slowly(ring, slots, last, position);
     }
     ck_pr_inc_64(&ring->entries);
     *position = head;
     return RING_CLAIMED;
+}
+
+/* The same at any position. */
+static inline enum ring_claim ring_claim(struct ring *ring, uint32_t slots, uint64_t *position)
+{
+    return ring_claim_until(ring, slots, UINT64_MAX, position);
 }
 
 /* Copies the entry into its claimed slots and hands it to the consumer, waking it if it sleeps. */

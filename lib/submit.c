@@ -301,7 +301,7 @@ static inline void enqueue(struct draft *draft, const struct draft_calls *calls,
     }
 }
 
-/* One try: everything under the words. RING_FULL: try again. */
+/* One try: everything under the words. RING_FULL, RING_IS_PAST: try again. */
 static inline enum fp8pipe_status try_submit(struct draft *draft, const struct draft_calls *calls,
                                              void *arg, fp8pipe_ticket *ticket,
                                              enum ring_claim *claim)
@@ -326,7 +326,7 @@ static inline enum fp8pipe_status try_submit(struct draft *draft, const struct d
         }
     }
     bytes = finish_entry(draft);
-    *claim = ring_claim(draft->ring, draft->entry.op.slots, &position);
+    *claim = ring_claim_until(draft->ring, draft->entry.op.slots, draft->last, &position);
     if (*claim == RING_CLAIMED) {
         enqueue(draft, calls, arg, position, bytes, ticket);
         return FP8PIPE_OK;
@@ -336,17 +336,38 @@ unlock:
     return status;
 }
 
-/* What is to be done about a claim that failed: OK: try again. */
-CACHE_RARE static enum fp8pipe_status await_room(const struct draft *draft, enum ring_claim claim)
+/* Time has passed: looks at the marks of what the descriptor names, and lets binding do so. */
+static enum fp8pipe_status name_again(struct draft *draft)
 {
+    uint32_t count = draft->own_named;
+    enum fp8pipe_status status = FP8PIPE_OK;
+
+    draft->recent = 0;
+    draft->last = UINT64_MAX;
+    draft->entry.op.named = 0;
+    for (uint32_t i = 0; i < count && status == FP8PIPE_OK; i++) {
+        status = draft_after(draft, draft->named[i]);
+    }
+    draft->own_named = draft->entry.op.named;
+    return status;
+}
+
+/* What is to be done about a claim that failed: OK: try again. */
+CACHE_RARE static enum fp8pipe_status await_room(struct draft *draft, enum ring_claim claim)
+{
+    enum fp8pipe_status status;
+
     if (claim == RING_IS_CLOSED) {
         return status_fail(FP8PIPE_ECLOSED, "pipe %u is closed", draft->pipe->number);
     }
-    if (draft->nonblock || thread_inside() == THREAD_DEFER) {
+    if (claim == RING_FULL && (draft->nonblock || thread_inside() == THREAD_DEFER)) {
         return status_fail(FP8PIPE_EAGAIN, "submit.lane = %u: its ring is full", draft->lane);
     }
-    ring_wait_room(draft->ring, draft->entry.op.slots);
-    return FP8PIPE_OK;
+    status = name_again(draft);
+    if (status == FP8PIPE_OK && claim == RING_FULL) {
+        ring_wait_room(draft->ring, draft->entry.op.slots);
+    }
+    return status;
 }
 
 static enum fp8pipe_status submit_async(struct draft *draft, const struct draft_calls *calls,

@@ -33,6 +33,12 @@
 #define DRAFT_USES 6
 #define DRAFT_ENDED 8
 
+/* An op of the draft's own lane, this close to its head, is not likely to be done. Its marks are
+ * not looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing.
+ * So few ops do not make a lane forget its outcome. Nor do those that claim meanwhile: where so
+ * many have come that they might, the draft looks at the marks after all before it claims. */
+#define DRAFT_RECENT 64
+
 /* How the structs of all ops start: the shortest that an older header can have had. */
 struct draft_head {
     size_t size;
@@ -47,6 +53,8 @@ struct draft {
     uint32_t lane;
     bool nonblock;
     bool last_use;
+    uint64_t recent;    /* DRAFT_RECENT; 0 once the marks of all are to be looked at */
+    uint64_t last;      /* position that the op may have: see draft_name_recent */
     uint32_t own_named; /* from the descriptor's `after` */
     uint32_t object_count;
     uint32_t use_count;
@@ -97,6 +105,8 @@ static inline void draft_start(struct draft *draft, struct fp8pipe *pipe,
     draft->lane = lane;
     draft->nonblock = (flags & FP8PIPE_NONBLOCK) != 0;
     draft->last_use = (flags & FP8PIPE_LAST_USE) != 0;
+    draft->recent = DRAFT_RECENT;
+    draft->last = UINT64_MAX;
     draft->own_named = 0;
     draft->entry.op.named = 0;
     draft->object_count = 0;
@@ -179,16 +189,10 @@ static inline void draft_objects(struct draft *draft, struct object *a, struct o
 /* draft_after of a ticket that is not recent. */
 enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket);
 
-/* An op of the draft's own lane, this close to its head, is not likely to be done. Its marks are
- * not looked at, whose cache lines launchers write: named, it costs the lane's launcher nothing.
- * So few ops do not make a lane forget its failure; should a thousand others that claim meanwhile
- * fail, the op is cancelled, as behind any predecessor that is not done. */
-#define DRAFT_RECENT 64
-
 static inline bool draft_recent(const struct draft *draft, fp8pipe_ticket ticket)
 {
     return ticket_lane(ticket) == draft->lane &&
-           ring_head(draft->ring) - ticket_position(ticket) <= DRAFT_RECENT;
+           ring_head(draft->ring) - ticket_position(ticket) <= draft->recent;
 }
 
 static inline enum fp8pipe_status draft_name(struct draft *draft, fp8pipe_ticket ticket)
@@ -198,13 +202,23 @@ static inline enum fp8pipe_status draft_name(struct draft *draft, fp8pipe_ticket
     return FP8PIPE_OK;
 }
 
+/* Up to there no more ranges can have failed since than the lane remembers beside its own. */
+static inline enum fp8pipe_status draft_name_recent(struct draft *draft, fp8pipe_ticket ticket)
+{
+    uint64_t last = ticket_position(ticket) + TICKET_FAILURES;
+
+    draft->last = last < draft->last ? last : draft->last;
+    return draft_name(draft, ticket);
+}
+
 /* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD. */
 static inline enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
 {
     if (ticket == 0) {
         return FP8PIPE_OK;
     }
-    return draft_recent(draft, ticket) ? draft_name(draft, ticket) : draft_after_old(draft, ticket);
+    return draft_recent(draft, ticket) ? draft_name_recent(draft, ticket)
+                                       : draft_after_old(draft, ticket);
 }
 
 /* The first two: a tensor that the op fills, and a scaling. EINVAL if one is of another pipe. */
@@ -331,7 +345,7 @@ draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor, bool
     if (rowwise) {
         draft_use(draft, tensor->part);
     }
-    return draft_recent(draft, filling->filled_by) ? draft_name(draft, filling->filled_by)
+    return draft_recent(draft, filling->filled_by) ? draft_name_recent(draft, filling->filled_by)
                                                    : draft_after_filled_old(draft, filling);
 }
 

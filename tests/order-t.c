@@ -2,6 +2,7 @@
  * event of its own, cannot make its stream wait, or names what its lane has forgotten. */
 #include "async.h"
 #include "chaos.h"
+#include "submit.h"
 
 struct world {
     struct fp8pipe *pipe;
@@ -198,6 +199,83 @@ static void forgotten(void)
     test_close(pipe);
 }
 
+/* ---- A submit that is overtaken by more failures than a lane remembers --------------------- */
+
+struct overtaken {
+    struct fp8pipe *pipe;
+    fp8pipe_ticket before;
+    bool binds; /* names `before` when it is bound */
+    int bound;
+    struct gate launcher; /* holds what overtakes; open: it is over before the claim */
+};
+
+static enum fp8pipe_status overtaken_bind(struct draft *draft, void *arg)
+{
+    static enum fp8pipe_status fails = FP8PIPE_ECALL;
+    const struct fp8pipe_submit resume = test_submit(0, FP8PIPE_RESUME, 0, 0);
+    struct overtaken *o = arg;
+    enum fp8pipe_status status = o->binds ? draft_after(draft, o->before) : FP8PIPE_OK;
+
+    if (o->bound++ > 0)
+        return status;
+    submit_call(o->pipe, resume, gate_call, &o->launcher);
+    for (int i = 0; i < FAILURES; i++)
+        submit_call(o->pipe, resume, call_fails, &fails);
+    if (o->launcher.open)
+        test_wait(o->pipe, submit_call(o->pipe, resume, call_nothing, NULL));
+    return status;
+}
+
+static void overtaken_commit(struct draft *draft, void *arg, fp8pipe_ticket ticket)
+{
+    (void)draft;
+    (void)arg;
+    (void)ticket;
+}
+
+/* Submits an op between whose naming of a predecessor, which is done, and whose claim others come.
+ */
+static enum fp8pipe_status overtaken_submit(struct overtaken *o, int *counter,
+                                            fp8pipe_ticket *ticket)
+{
+    static const struct draft_calls calls = {overtaken_bind, overtaken_commit};
+    const struct fp8pipe_submit submit =
+        test_submit(0, FP8PIPE_RESUME, o->binds ? 0 : o->before, 0);
+    struct draft draft;
+
+    must(draft_begin(&draft, o->pipe, &submit, OP_HOST_CALL, sizeof(struct op_host_call), 0));
+    draft.entry.op.u.host_call = (struct op_host_call){work_count, counter};
+    return draft_submit(&draft, &calls, o, ticket);
+}
+
+static void overtaken(bool binds, bool over)
+{
+    const char *name = binds ? "named in binding" : "named by the caller";
+    struct overtaken o = {.binds = binds, .launcher = GATE_INIT};
+    enum fp8pipe_status status;
+    fp8pipe_ticket ticket = 0;
+    int counter = 0;
+
+    watchdog("an overtaken submit", 60);
+    o.pipe = async_open(FP8PIPE_BACKEND_HOST, FP8PIPE_ASYNC, 1, 4096, NULL);
+    o.before = submit_call(o.pipe, ON(0), call_nothing, NULL);
+    test_wait(o.pipe, o.before);
+    if (over)
+        gate_open(&o.launcher);
+    status = overtaken_submit(&o, &counter, &ticket);
+    if (over) {
+        is_int(status, FP8PIPE_ETOOOLD, "%s: what is forgotten by the claim is refused", name);
+    } else {
+        gate_open(&o.launcher);
+        is_int(status, FP8PIPE_OK, "%s: a predecessor that is done", name);
+        is_int(fp8pipe_wait(o.pipe, ticket, FP8PIPE_DONE, TEST_TIMEOUT_NS), FP8PIPE_OK,
+               "%s: which is forgotten later cancels nothing", name);
+    }
+    is_int(counter, over ? 0 : 1, "%s: the op %s", name, over ? "is not run" : "runs");
+    test_drain(o.pipe);
+    test_close(o.pipe);
+}
+
 static void cases(enum fp8pipe_backend backend)
 {
     cancelled_writer(backend, FP8PIPE_ASYNC);
@@ -212,5 +290,7 @@ int main(void)
     for (int i = 0; i < 4; i++)
         failed_wait(i % 2 ? FP8PIPE_INLINE : FP8PIPE_ASYNC, i / 2);
     forgotten();
+    for (int i = 0; i < 4; i++)
+        overtaken(i % 2, i / 2);
     return done_testing();
 }

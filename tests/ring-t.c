@@ -132,6 +132,28 @@ static void full(void)
     ring_free_slots(&ring);
 }
 
+static void past(void)
+{
+    struct ring ring;
+    uint64_t position = 7;
+
+    ring_make(&ring, SLOTS, 5);
+    put(&ring, 0, 1);
+    is_int(ring_claim_until(&ring, 1, 5, &position), RING_IS_PAST, "a position beyond the last");
+    is_int(position, 7, "is not claimed");
+    is_int(ring_claim_until(&ring, 2, 6, &position), RING_CLAIMED, "the last one is");
+    is_int((int64_t)position, 6, "by its own number");
+    publish(&ring, position, 1, 2);
+    for (int i = 2; i < SLOTS - 1; i++) {
+        put(&ring, i, 1);
+    }
+    is_int(ring_claim_until(&ring, 1, 6, &position), RING_IS_PAST, "and so in a full ring");
+    is_int(ring.full, 0, "where that is not counted");
+    ring_close(&ring);
+    is_int(ring_claim_until(&ring, 1, 6, &position), RING_IS_CLOSED, "but not in a closed one");
+    ring_free_slots(&ring);
+}
+
 /* The later slots of an entry hold, where a sequence number stands, the one of the next lap. */
 static void imitated_sequence_numbers(void)
 {
@@ -287,6 +309,7 @@ int main(void)
     positions(1);
     positions(LAST_POSITION - 100);
     full();
+    past();
     imitated_sequence_numbers();
     held_up_before_publishing();
     held_up();
