@@ -32,8 +32,10 @@ inline int64_t divide_up(int64_t a, int64_t b)
  * Whether kernels of F's, as they run on the current device, may begin before what is in front of
  * them in the stream has ended: whether they were made for sm_90 or later, and so wait themselves
  * (wait_for_stream). All are from one source file, for the same architectures: any of them tells.
+ * Static as the kernels are: another file's, also another library's, may be for other architectures
+ * although its F has the same name.
  */
-template <class F> inline bool may_begin_early(const void *kernel)
+template <class F> static inline bool may_begin_early(const void *kernel)
 {
     enum { UNKNOWN, EARLY, LATE, DEVICES = 64 };
     /* Written by whoever finds out, always alike; nothing else goes with it. */
