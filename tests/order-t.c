@@ -165,6 +165,43 @@ static void failed_wait(enum fp8pipe_mode mode, bool cancelled)
     chaos_check("a wait that fails");
 }
 
+/* ---- Uses on every lane, of as many as a pipe can have -------------------------------------- */
+
+/* A use on `lane`, which is held, comes before an update; and the memory that it fills is given
+ * back after reads on all lanes. */
+static void far_lane(enum fp8pipe_mode mode, int32_t lane)
+{
+    struct gate gate = GATE_INIT;
+    struct world w;
+    pthread_t opener;
+    float inverse[FP8PIPE_LANES_MAX] = {0};
+    int wrong = 0;
+
+    watchdog("a use on a far lane", 60);
+    world_open(&w, async_open(FP8PIPE_BACKEND_HOST, mode, FP8PIPE_LANES_MAX, 32, NULL));
+    submit_host_call(w.pipe, ON(lane), gate_work, &gate);
+    quantize_on(&w, 0, lane);
+    update_on(&w, 0);
+    for (int32_t i = 0; i < FP8PIPE_LANES_MAX; i++) {
+        struct fp8pipe_read_op read = FP8PIPE_READ_OP_INIT;
+        fp8pipe_ticket ticket;
+
+        read.submit = ON(i);
+        read.scale_inv = &inverse[i];
+        must(fp8pipe_tensor_read(w.tensors[0], &read, &ticket));
+    }
+    test_quantize(w.tensors[0], w.x.view, w.scaling, 0, FP8PIPE_ROWWISE,
+                  test_submit(1, FP8PIPE_NO_AMAX, 0, 0));
+    opener = test_thread(open_later, &gate);
+    test_drain(w.pipe);
+    test_join(opener);
+    for (int i = 0; i < FP8PIPE_LANES_MAX; i++)
+        wrong += inverse[i] != 1 / 112.0f;
+    is_int(wrong, 0, "%s: every lane reads what lane %d filled", mode_name(mode), lane);
+    ok(updated_once(&w), "%s: and the update came after that", mode_name(mode));
+    world_close(&w);
+}
+
 /* ---- A predecessor that is forgotten while its successor waits ---------------------------- */
 
 #define FAILURES 1030 /* more than a lane remembers */
@@ -289,6 +326,9 @@ int main(void)
     no_event(FP8PIPE_INLINE);
     for (int i = 0; i < 4; i++)
         failed_wait(i % 2 ? FP8PIPE_INLINE : FP8PIPE_ASYNC, i / 2);
+    for (int i = 0; i < 10; i++)
+        far_lane(i % 2 ? FP8PIPE_INLINE : FP8PIPE_ASYNC,
+                 (const int32_t[]){1, 2, 6, 7, FP8PIPE_LANES_MAX - 1}[i / 2]);
     forgotten();
     for (int i = 0; i < 4; i++)
         overtaken(i % 2, i / 2);
