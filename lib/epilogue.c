@@ -27,17 +27,17 @@ static enum fp8pipe_status run_direct(struct issue *issue, const struct gemm_req
         status =
             issue_alloc(issue, (size_t)target->rows * (size_t)target->cols, (void **)&fp8.data);
     }
-    if (status == FP8PIPE_OK) {
-        status = gemm_run_fp8(issue, request, &fp8);
-    }
     if (status != FP8PIPE_OK) {
         return status;
     }
+    status = gemm_run_fp8(issue, request, &fp8);
     transpose.in = fp8.data;
-    status = target->transposed != NULL
-                 ? backend->ops->transpose(backend, issue->stream, &transpose)
-                 : backend->ops->capture(backend, issue->stream, &transpose.capture);
-    if (status != FP8PIPE_OK) {
+    if (status == FP8PIPE_OK) {
+        status = target->transposed != NULL
+                     ? backend->ops->transpose(backend, issue->stream, &transpose)
+                     : backend->ops->capture(backend, issue->stream, &transpose.capture);
+    }
+    if (status != FP8PIPE_OK && status != FP8PIPE_ENOTSUP) {
         /* Nothing will take the amax; the status is the first failure's. */
         (void)backend->ops->fill(backend, issue->stream, issue->gemm_amax, 0, sizeof(uint32_t));
     }

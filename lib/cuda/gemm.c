@@ -8,10 +8,13 @@ static bool operand_is_fp8(const struct gemm_operand *operand)
     return operand->type == GEMM_E4M3 || operand->type == GEMM_E5M2;
 }
 
+static enum fp8pipe_status gemm_by_plan(struct cuda_backend *backend, struct cuda_stream *stream,
+                                        struct plan *plan, const struct gemm_args *args);
+
 /*
  * An algorithm that was borrowed or loaded has passed cuBLASLt's check, which does not promise
- * that it runs: then the heuristic's for this key takes its place. A refused GEMM has left nothing
- * in the stream.
+ * that it runs: then what the heuristic says of this key takes its place, which may be another way.
+ * A GEMM that was refused, or of which only the first steps ran, has left D alone.
  */
 static enum fp8pipe_status gemm_direct(struct cuda_backend *backend, struct cuda_stream *stream,
                                        struct plan *plan, const struct gemm_args *args)
@@ -23,7 +26,7 @@ static enum fp8pipe_status gemm_direct(struct cuda_backend *backend, struct cuda
     status = plan_renew(backend, args);
     if (status == FP8PIPE_OK)
         status = plan_get(backend, stream, args, &plan);
-    return status == FP8PIPE_OK ? plan_run(backend, stream, plan, args) : status;
+    return status == FP8PIPE_OK ? gemm_by_plan(backend, stream, plan, args) : status;
 }
 
 /* GEMM into fp32 of the stream's, then store. */
@@ -68,23 +71,12 @@ static enum fp8pipe_status gemm_through_fp32(struct cuda_backend *backend,
     return status;
 }
 
-enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *base_stream,
-                              const struct gemm_args *args)
+static enum fp8pipe_status gemm_by_plan(struct cuda_backend *backend, struct cuda_stream *stream,
+                                        struct plan *plan, const struct gemm_args *args)
 {
-    struct cuda_backend *backend = cuda_backend_of(base);
-    struct cuda_stream *stream = cuda_stream_of(base_stream);
     char name[PLAN_KEY_NAME_BYTES];
-    struct plan *plan;
     struct plan_key key;
-    enum fp8pipe_status status;
 
-    assert(args->m >= 1 && args->n >= 1 && args->k >= 1);
-    assert(!operand_is_fp8(&args->a) || (args->a.scale_inv != NULL && args->b.scale_inv != NULL &&
-                                         !args->a.transposed && !args->b.transposed));
-    assert(operand_is_fp8(&args->a) == operand_is_fp8(&args->b));
-    status = plan_get(backend, stream, args, &plan);
-    if (status != FP8PIPE_OK)
-        return status;
     if (plan->way == PLAN_DIRECT)
         return gemm_direct(backend, stream, plan, args);
     if (plan->way == PLAN_THROUGH_FP32)
@@ -92,4 +84,20 @@ enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *base_
     plan_key_make(&key, args);
     return status_fail(FP8PIPE_ENOTSUP, "%s: cuBLASLt has no kernel for it",
                        plan_key_name(name, &key));
+}
+
+enum fp8pipe_status cuda_gemm(struct backend *base, struct fp8pipe_stream *base_stream,
+                              const struct gemm_args *args)
+{
+    struct cuda_backend *backend = cuda_backend_of(base);
+    struct cuda_stream *stream = cuda_stream_of(base_stream);
+    struct plan *plan;
+    enum fp8pipe_status status;
+
+    assert(args->m >= 1 && args->n >= 1 && args->k >= 1);
+    assert(!operand_is_fp8(&args->a) || (args->a.scale_inv != NULL && args->b.scale_inv != NULL &&
+                                         !args->a.transposed && !args->b.transposed));
+    assert(operand_is_fp8(&args->a) == operand_is_fp8(&args->b));
+    status = plan_get(backend, stream, args, &plan);
+    return status == FP8PIPE_OK ? gemm_by_plan(backend, stream, plan, args) : status;
 }
