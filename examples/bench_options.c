@@ -86,7 +86,8 @@ void bench_options_help(FILE *file)
 /* What one option allows alone and not beside another. */
 static int check(struct bench_options *o, char *error, size_t error_bytes)
 {
-    o->tokens = o->dynamic ? DYNAMIC_TOKENS : o->sequence;
+    o->sequence = o->dynamic ? DYNAMIC_TOKENS : o->sequence;
+    o->tokens = o->sequence;
     if (o->hidden % 8 != 0) {
         snprintf(error, error_bytes, "--hidden_size is '%lld', but must be a multiple of 8",
                  (long long)o->hidden);
@@ -102,6 +103,10 @@ static int check(struct bench_options *o, char *error, size_t error_bytes)
     } else if (o->cosine && (o->dtype != BENCH_FP8 || !o->train || o->dynamic)) {
         snprintf(error, error_bytes,
                  "--cosine needs --dtype fp8 and --mode train, and fixed shapes");
+    } else if ((o->check || o->cosine || o->loss_run) && (o->profile || o->floor)) {
+        snprintf(error, error_bytes,
+                 "--profile and --floor need iterations that are timed, and not --check, --cosine "
+                 "or --loss_run");
     } else if (o->floor && o->dynamic) {
         snprintf(error, error_bytes, "--floor needs fixed shapes, and not --dynamic");
     } else if (o->dtype == BENCH_FP32 && o->grad_dtype != BENCH_FP32) {

@@ -288,7 +288,8 @@ struct fp8pipe_stats {
     uint64_t memory_peak_bytes; /* its highest so far */
     uint64_t replays;           /* GEMM calls of which the lane has a record now */
     uint64_t replays_evicted;   /* records that made room for other calls */
-    uint64_t replayed;          /* GEMM calls that were issued from a record */
+    uint64_t replayed;          /* GEMM calls that were issued from a record. Plans and replays are
+                                   CUDA's, and 0 on the host backend */
 };
 
 #define FP8PIPE_STATS_INIT                                                                         \

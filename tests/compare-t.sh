@@ -144,4 +144,9 @@ ok "a backend that is named is not asked for another" run --case 8x240 --peer no
 ok "and is the only one named" sh -c '! grep cuda calls && test ! -e asked'
 rm no_gpu
 ok "a program that is not there" refused --dit_bench ./no_such_program
+ok "ours without options" refused --ours fp8 --peer none
+ok "says what they must be" says "^compare: --ours is 'fp8', but must be NAME=OPTIONS"
+ok "a case that is none" refused --case 8y240 --peer none
+ok "says what it must be" says "^compare: --case is '8y240', but must be batch x sequence"
+ok "shapes that change" refused --peer none --common=--dynamic
 done_testing

@@ -174,6 +174,7 @@ ok "a number out of range" refused "depth is '0'" --depth 0
 ok "a number with something behind it" refused "iters is '3x'" --iters 3x
 ok "a width that is no multiple of 8" refused "hidden_size is '12'" --hidden_size 12
 ok "an unknown choice" refused 'one of forward train' --mode eval
+ok "a profile of losses" refused 'profile and --floor need' --loss_run 3 --profile p
 ok "a check in FP8" refused 'check needs --dtype fp32' --check
 ok "losses of a forward pass" refused 'loss_run needs' --mode forward --loss_run 10
 ok "bf16 gradients of a float32 model" refused 'grad_dtype' --dtype fp32 --grad_dtype bf16
