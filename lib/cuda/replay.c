@@ -5,7 +5,7 @@
 
 /* An amax set to 0, a product and a reduction of its parts, at most, so far. */
 #define REPLAY_STEPS_MAX 4
-#define REPLAY_ATTRIBUTES_MAX 8
+#define REPLAY_ATTRIBUTES_MAX 4
 
 struct replay_step {
     CUfunction function; /* NULL: bytes are set to zero */
@@ -166,7 +166,7 @@ static void attributes_take(const struct cuda_driver *driver, CUgraphNode node,
     };
     static const CUlaunchAttributeValue none;
 
-    _Static_assert(sizeof(known) / sizeof(known[0]) <= REPLAY_ATTRIBUTES_MAX, "all fit");
+    _Static_assert(sizeof(known) / sizeof(known[0]) == REPLAY_ATTRIBUTES_MAX, "all fit");
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         CUlaunchAttribute *attribute = &step->attributes[step->config.numAttrs];
 
@@ -193,6 +193,7 @@ static bool zeros_take(cudaGraphNode_t node, struct replay_step *step)
     return true;
 }
 
+/* False: the driver does not tell of it. */
 static bool kernel_take(const struct cuda_driver *driver, cudaGraphNode_t node, cudaStream_t native,
                         struct replay_step *step)
 {
