@@ -10,6 +10,7 @@
 #include "async.h"
 #include "cuda/plan_cache.h"
 #include "cuda/planner.h"
+#include "ec.h"
 #include "status.h"
 
 struct key {
@@ -26,7 +27,10 @@ struct lender {
     struct planner *planner;
     atomic_int built;
     atomic_int destroyed;
-    atomic_bool hold; /* the planner waits */
+    atomic_bool hold;  /* the planner waits */
+    int64_t pushed_ns; /* no key was, before */
+    atomic_int early;  /* keys that came with another time */
+    atomic_int ended;  /* waits that destroy has ended */
 };
 
 struct lent {
@@ -80,14 +84,18 @@ static uint64_t distance(const void *key, const void *other, const void *plan, i
     return a > b ? a - b : b - a;
 }
 
-static void refine(void *context, const void *key_bytes)
+static void refine(void *context, const void *key_bytes, int64_t pushed_ns)
 {
     const struct key *key = key_bytes;
     struct lender *lender = context;
     struct lent *plan;
 
+    lender->early += pushed_ns < lender->pushed_ns || pushed_ns > ec_now_ns();
     while (lender->hold)
-        sleep_ns(MS_NS);
+        if (!planner_sleep(lender->planner, MS_NS)) {
+            lender->ended++;
+            return;
+        }
     if (!plan_cache_is_provisional(lender->cache, key))
         return;
     plan = calloc(1, sizeof(*plan));
@@ -111,6 +119,7 @@ static void lender_make(struct lender *lender, uint32_t capacity, uint32_t queue
     };
 
     memset(lender, 0, sizeof(*lender));
+    lender->pushed_ns = ec_now_ns();
     lender->cache = plan_cache_create(&options);
     if (lender->cache == NULL ||
         planner_create(sizeof(struct key), queue, refine, lender, &lender->planner) != FP8PIPE_OK)
@@ -121,6 +130,7 @@ static void lender_free(struct lender *lender)
 {
     planner_destroy(lender->planner);
     plan_cache_destroy(lender->cache);
+    is_int(lender->early, 0, "the planner is told when a key was pushed");
     is_int(lender->destroyed, lender->built, "destroy leaves no plan behind");
 }
 
@@ -224,6 +234,23 @@ static void test_planner_bounds(void)
     planner_destroy(NULL);
 }
 
+static void test_planner_stops(void)
+{
+    struct plan_front front = {{NULL}};
+    struct lender lender;
+
+    lender_make(&lender, 8, 8);
+    lender.hold = true;
+    lent_from(&lender, &front, NAME(1, 1, 0));
+    lent_from(&lender, &front, NAME(1, 1, 2));
+    sleep_ns(5 * MS_NS);
+    planner_destroy(lender.planner);
+    is_int(lender.ended, 1, "destroy ends a function that sleeps");
+    lender.planner = NULL;
+    plan_front_clear(&front, lender.cache);
+    lender_free(&lender);
+}
+
 struct borrower {
     pthread_t thread;
     struct lender *lender;
@@ -272,6 +299,7 @@ int main(void)
 {
     test_borrowing();
     test_planner_bounds();
+    test_planner_stops();
     test_borrowing_threads();
     return done_testing();
 }

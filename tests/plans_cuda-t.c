@@ -169,6 +169,45 @@ static void test_borrowing(void)
     rig_close(&rig);
 }
 
+/* Kernels that the process has not loaded are, by plan_load, and not by who runs the plan. */
+static void test_loading(void)
+{
+    const struct gemm_case c = {
+        .m = 1000, .n = 1040, .k = 2048, .a = GEMM_E4M3, .b = GEMM_E4M3, .d = GEMM_BF16};
+    enum { MOST = 24 };
+    int64_t longest_load = 0, longest_run = 0;
+    struct test_rng rng = {9};
+    struct plan plans[MOST];
+    struct gemm_run run;
+    struct plan_key key;
+    struct rig rig;
+    int found;
+
+    rig_open(&rig, FP8PIPE_PLANS_FIXED, NULL);
+    run = run_make(&rig, &c, &rng);
+    plan_key_make(&key, &run.args);
+    must(plan_candidates(cuda_backend_of(rig.backend), &key, MOST, plans, &found));
+    /* What makes the stream's workspace, and loads what all plans need. */
+    must(plan_run(cuda_backend_of(rig.backend), cuda_stream_of(rig.stream), &plans[0], &run.args));
+    for (int i = 1; i < found; i++) {
+        int64_t start = test_now_ns(), loaded, ran;
+
+        plan_load(cuda_backend_of(rig.backend), &key, &plans[i]);
+        loaded = test_now_ns();
+        must(plan_run(cuda_backend_of(rig.backend), cuda_stream_of(rig.stream), &plans[i],
+                      &run.args));
+        ran = test_now_ns();
+        longest_load = loaded - start > longest_load ? loaded - start : longest_load;
+        longest_run = ran - loaded > longest_run ? ran - loaded : longest_run;
+    }
+    ok(longest_run < longest_load / 2,
+       "of %d plans loading takes %.2f ms at most, running what is loaded %.3f", found,
+       (double)longest_load * 1e-6, (double)longest_run * 1e-6);
+    rig_finish(&rig);
+    run_free(&rig, &run);
+    rig_close(&rig);
+}
+
 /* The bytes of D of GEMMs in an order, the same inputs for the same number. */
 static uint64_t bits_of(struct rig *rig, int number)
 {
@@ -215,6 +254,7 @@ int main(void)
     unsetenv("FP8PIPE_TUNE_FILE");
     test_epilogues();
     test_borrowing();
+    test_loading();
     test_fixed();
     return done_testing();
 }

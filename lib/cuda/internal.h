@@ -16,6 +16,7 @@
 #include "backend.h"
 #include "blocks.h"
 #include "cublaslt.h"
+#include "load_gate.h"
 #include "plan_cache.h"
 #include "replay_table.h"
 #include "status.h"
@@ -54,8 +55,10 @@ struct cuda_backend {
     struct tuner *tuner; /* algorithms that were timed */
     struct plan_cache *plans;
     struct planner *planner; /* refines borrowed plans; NULL where plans are fixed */
-    uint64_t plan_ids;       /* given out so far, atomic: by whoever makes a plan */
-    bool replays;            /* GEMM calls are recorded; never changes */
+    cudaStream_t loading;    /* the planner's, for captures; NULL before the first */
+    struct load_gate load_gate;
+    uint64_t plan_ids; /* given out so far, atomic: by whoever makes a plan */
+    bool replays;      /* GEMM calls are recorded; never changes */
     /*
      * For what belongs to no stream: blocking copies, memory that is usable at once. Non-blocking,
      * so that it never waits for the caller's work on the default stream. One user at a time.

@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "ec.h"
 #include "status.h"
 #include "thread.h"
 
@@ -20,12 +22,14 @@ struct planner {
     uint32_t count;
     bool stop;
     char *current; /* the thread's copy of the key that it works on */
-    char keys[];
+    char *keys;
+    int64_t pushed_ns[]; /* of each key */
 };
 
 static void *planner_main(void *arg)
 {
     struct planner *planner = arg;
+    int64_t pushed_ns;
 
     pthread_mutex_lock(&planner->lock);
     for (;;) {
@@ -35,10 +39,11 @@ static void *planner_main(void *arg)
             break;
         memcpy(planner->current, planner->keys + planner->first * planner->key_bytes,
                planner->key_bytes);
+        pushed_ns = planner->pushed_ns[planner->first];
         planner->first = (planner->first + 1) % planner->capacity;
         planner->count--;
         pthread_mutex_unlock(&planner->lock);
-        planner->fn(planner->context, planner->current);
+        planner->fn(planner->context, planner->current, pushed_ns);
         pthread_mutex_lock(&planner->lock);
     }
     pthread_mutex_unlock(&planner->lock);
@@ -49,7 +54,8 @@ enum fp8pipe_status planner_create(size_t key_bytes, uint32_t capacity, planner_
                                    void *context, struct planner **out)
 {
     /* One more for `current`. */
-    struct planner *planner = calloc(1, sizeof(*planner) + key_bytes * (capacity + (size_t)1));
+    struct planner *planner = calloc(1, sizeof(*planner) + capacity * sizeof(int64_t) +
+                                            key_bytes * (capacity + (size_t)1));
     enum fp8pipe_status status;
 
     if (planner == NULL)
@@ -58,6 +64,7 @@ enum fp8pipe_status planner_create(size_t key_bytes, uint32_t capacity, planner_
     planner->context = context;
     planner->key_bytes = key_bytes;
     planner->capacity = capacity;
+    planner->keys = (char *)(planner->pushed_ns + capacity);
     planner->current = planner->keys + capacity * key_bytes;
     pthread_mutex_init(&planner->lock, NULL);
     pthread_cond_init(&planner->pushed, NULL);
@@ -93,13 +100,26 @@ bool planner_push(struct planner *planner, const void *key)
     pthread_mutex_lock(&planner->lock);
     room = planner->count < planner->capacity;
     if (room) {
-        memcpy(planner->keys +
-                   (planner->first + planner->count) % planner->capacity * planner->key_bytes,
-               key, planner->key_bytes);
+        const uint32_t last = (planner->first + planner->count) % planner->capacity;
+
+        memcpy(planner->keys + last * planner->key_bytes, key, planner->key_bytes);
+        planner->pushed_ns[last] = ec_now_ns();
         /* With more than one waiting the thread is awake. */
         if (planner->count++ == 0)
             pthread_cond_signal(&planner->pushed);
     }
     pthread_mutex_unlock(&planner->lock);
     return room;
+}
+
+bool planner_sleep(struct planner *planner, int64_t ns)
+{
+    const struct timespec nap = {.tv_nsec = (long)ns};
+    bool stop;
+
+    nanosleep(&nap, NULL);
+    pthread_mutex_lock(&planner->lock);
+    stop = planner->stop;
+    pthread_mutex_unlock(&planner->lock);
+    return !stop;
 }

@@ -15,7 +15,8 @@
 
 struct planner;
 
-typedef void planner_fn(void *context, const void *key);
+/* pushed_ns: when the key was, by ec_now_ns. */
+typedef void planner_fn(void *context, const void *key, int64_t pushed_ns);
 
 /* ENOMEM. */
 enum fp8pipe_status planner_create(size_t key_bytes, uint32_t capacity, planner_fn *fn,
@@ -25,5 +26,9 @@ void planner_destroy(struct planner *planner);
 
 /* Copies the key into the queue; false if it is full. */
 bool planner_push(struct planner *planner, const void *key);
+
+/* For the function: sleeps, less than a second, which destroy waits for. False: it is to end, for
+ * the planner is being destroyed. */
+bool planner_sleep(struct planner *planner, int64_t ns);
 
 #endif

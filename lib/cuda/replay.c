@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "capture.h"
+
 /* An amax set to 0, a product and a reduction of its parts, at most, so far. */
 #define REPLAY_STEPS_MAX 4
 #define REPLAY_ATTRIBUTES_MAX 4
@@ -93,18 +95,12 @@ enum fp8pipe_status replay_run(struct cuda_backend *backend, struct cuda_stream 
 
 bool replay_begin(struct cuda_stream *stream, struct replay_place *place, cudaStream_t *capture)
 {
-    cudaError_t error = cudaSuccess;
+    const bool begun = capture_begin(&stream->capture);
 
-    if (stream->capture == NULL)
-        error = cudaStreamCreateWithFlags(&stream->capture, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaStreamBeginCapture(stream->capture, cudaStreamCaptureModeRelaxed);
     *capture = stream->capture;
-    if (error == cudaSuccess)
-        return true;
-    cuda_forget(error);
-    replay_table_refuse(stream->replays, place);
-    return false;
+    if (!begun)
+        replay_table_refuse(stream->replays, place);
+    return begun;
 }
 
 static cudaError_t graph_edges(cudaGraph_t graph, cudaGraphNode_t *from, cudaGraphNode_t *to,
@@ -279,12 +275,10 @@ destroy_graph:
 bool replay_end(struct cuda_backend *backend, struct cuda_stream *stream,
                 struct replay_place *place, bool made)
 {
+    cudaGraph_t graph = capture_end(stream->capture);
     struct replay *replay = NULL;
-    cudaGraph_t graph = NULL;
-    cudaError_t error = cudaStreamEndCapture(stream->capture, &graph);
 
-    cuda_forget(error);
-    if (error == cudaSuccess && made)
+    if (graph != NULL && made)
         replay = replay_make(backend, stream->native, &place->key, graph);
     else if (graph != NULL)
         cuda_forget(cudaGraphDestroy(graph));
