@@ -10,8 +10,9 @@
  * was enqueued before: so what the caller does meanwhile is not in them.
  *
  * Second table: the same forward with a function behind each, for the median of single ones: of a
- * hot number of tokens, and of numbers that were never seen, which borrow their plans; and how long
- * after the last the last of them is refined.
+ * hot number of tokens, and of numbers that were never seen, which borrow their plans; how long
+ * after a forward of such a number alone its plan is refined and its kernel loaded, and after a
+ * hundred of them the last plan.
  *
  * Third table: launches a second of 1, 2 and 4 chains of layers (hidden 256, 16 tokens) from as
  * many threads, on as many lanes.
@@ -33,6 +34,7 @@
 #define FEATURES 2048
 #define BATCH 150 /* ops in a stream at once: three launches each, of the 1,024 that fit */
 #define SHAPES 100
+#define LONE 20 /* new shapes before those, each alone */
 
 static void cuda_must(int error, const char *what)
 {
@@ -327,10 +329,17 @@ static double await_refined(struct fp8pipe *pipe)
     return (double)(now_ns() - start) / 1e3;
 }
 
+/* No two of a run, up to 1,000, are the same. */
+static int64_t new_tokens(int run, int i)
+{
+    return TOKENS - 1 - (i * 37 + run) % (TOKENS - 2);
+}
+
 static void table_new(int runs)
 {
     int64_t hot[SHAPES], new[SHAPES], *took = host_alloc((size_t)runs * SHAPES, sizeof(int64_t));
     int64_t *took_new = host_alloc((size_t)runs * SHAPES, sizeof(int64_t));
+    int64_t *lone = host_alloc((size_t)runs * LONE, sizeof(int64_t)), longest = 0;
     double refined_us = 0, hot_us, new_us;
     uint64_t borrowed = 0;
 
@@ -341,11 +350,22 @@ static void table_new(int runs)
 
         for (int i = 0; i < SHAPES; i++) {
             hot[i] = TOKENS;
-            new[i] = TOKENS - 1 - (i * 37 + run) % (TOKENS - 2);
+            new[i] = new_tokens(run, i);
         }
         /* Twice: the first has the weight quantized, and memory to get. */
         time_each(&layer, hot, SHAPES, took + run * SHAPES);
         time_each(&layer, hot, SHAPES, took + run * SHAPES);
+        /* Before the others, which load kernels for them too. */
+        for (int i = 0; i < LONE; i++) {
+            int64_t *ns = &lone[run * LONE + i], tokens = new_tokens(run, SHAPES + i), start;
+            int64_t took_one;
+
+            start = now_ns();
+            time_each(&layer, &tokens, 1, &took_one);
+            (void)await_refined(pipe);
+            *ns = now_ns() - start;
+            longest = *ns > longest ? *ns : longest;
+        }
         time_each(&layer, new, SHAPES, took_new + run * SHAPES);
         us = await_refined(pipe);
         refined_us = us > refined_us ? us : refined_us;
@@ -358,8 +378,12 @@ static void table_new(int runs)
     report("forward of a hot shape, and a function, single", "us", hot_us);
     report("forward of a shape never seen, and a function", "us", new_us);
     report("shape never seen above a hot one, median", "us", new_us - hot_us);
-    report("borrowed plans, of all new shapes", "x", (double)borrowed / (double)(runs * SHAPES));
+    report("borrowed plans, of all new shapes", "x",
+           (double)borrowed / (double)(runs * (SHAPES + LONE)));
+    report("a shape alone is refined after, median", "us", median_us(lone, (size_t)runs * LONE));
+    report("the same, longest", "us", (double)longest / 1e3);
     report("last plan refined after the batch, longest", "us", refined_us);
+    free(lone);
     free(took);
     free(took_new);
 }
