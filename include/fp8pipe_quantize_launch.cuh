@@ -55,35 +55,53 @@ template <class F> static inline bool may_begin_early(const void *kernel)
     return found[device].load(std::memory_order_relaxed) == EARLY;
 }
 
+struct geometry {
+    dim3 grid;
+    dim3 block;
+    size_t shared_bytes = 0; /* dynamic */
+    unsigned cluster = 0;    /* blocks in x; 0: none */
+};
+
 /*
  * Launches and returns what the launch itself said. The runtime keeps that error as the thread's
  * last one as well: it is taken back, and an older error, which is somebody else's, is left alone.
- * `early`: the kernel's first statement is wait_for_stream(), and its code is there.
+ * `early`: the kernel calls wait_for_stream() before it touches memory, and its code is there.
  */
-inline cudaError_t launch(const void *kernel, dim3 grid, dim3 block, void **args,
-                          cudaStream_t stream, bool early = false)
+inline cudaError_t launch(const void *kernel, const geometry &g, void **args, cudaStream_t stream,
+                          bool early)
 {
-    cudaLaunchAttribute attribute = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
+    cudaError_t error = cudaSuccess;
 
-    config.gridDim = grid;
-    config.blockDim = block;
+    config.gridDim = g.grid;
+    config.blockDim = g.block;
+    config.dynamicSmemBytes = g.shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    const cudaError_t error = cudaLaunchKernelExC(&config, kernel, args);
+    config.attrs = attributes;
+    if (early) {
+        cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
 
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (g.cluster > 0) {
+        cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
+
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = g.cluster;
+        attribute.val.clusterDim.y = 1;
+        attribute.val.clusterDim.z = 1;
+    }
+    if (g.shared_bytes > 0)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)g.shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernelExC(&config, kernel, args);
     if (error != cudaSuccess && cudaPeekAtLastError() == error)
         (void)cudaGetLastError();
     return error;
 }
-
-struct geometry {
-    dim3 grid;
-    dim3 block;
-};
 
 /* Blocks as wide as the rows need, up to ROW_UNITS, each thread with `each` rows; small ones where
  * there are few of them. */
@@ -110,8 +128,7 @@ inline cudaError_t launch_job(void (*kernel)(const job<F>), const geometry &g, c
 {
     void *args[] = {(void *)&job};
 
-    return launch((const void *)kernel, g.grid, g.block, args, stream,
-                  may_begin_early<F>((const void *)kernel));
+    return launch((const void *)kernel, g, args, stream, may_begin_early<F>((const void *)kernel));
 }
 
 /* Of `across` columns of tiles as many at a time as a grid has in y: nearly always all. The first
@@ -210,7 +227,7 @@ inline cudaError_t run(const fp8pipe_quantize_target &target, const F &functor, 
 
         return target.scale_inv == NULL
                    ? cudaSuccess
-                   : launch((const void *)empty_kernel, dim3(1), dim3(1), args, stream,
+                   : launch((const void *)empty_kernel, geometry(), args, stream,
                             may_begin_early<F>((const void *)empty_kernel));
     }
     if constexpr (alignment<F>::KNOWN)
@@ -234,7 +251,7 @@ inline cudaError_t run_amax(const fp8pipe_quantize_target &target, const F &func
     if constexpr (alignment<F>::KNOWN)
         if (is_whole(target, functor))
             kernel = (const void *)amax_kernel<F, true>;
-    return launch(kernel, g.grid, g.block, args, stream, may_begin_early<F>(kernel));
+    return launch(kernel, g, args, stream, may_begin_early<F>(kernel));
 }
 
 /* The pass in front, where the slot may lack a scale. */

@@ -14,8 +14,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 {
     __shared__ adamw::codes_part<first_shape::CHUNKS> codes;
     __shared__ kernel_parameter parameter;
-    const kernel_tile tile = args.tiles[blockIdx.x];
 
+    kernel_wait_for_stream();
+    const kernel_tile tile = args.tiles[blockIdx.x];
     if (args.skip_if != NULL && *args.skip_if != 0)
         return;
     adamw::parameter_put(parameter, adamw::parameter_word(&args.parameters[tile.parameter]));

@@ -514,6 +514,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, SHAPE::BLOCKS)
     __shared__ codes_part<SHAPE::CHUNKS> codes;
     __shared__ kernel_parameter parameter;
     __shared__ step_factors factors;
+
+    kernel_wait_for_stream();
     const kernel_tile tile = args.tiles[blockIdx.x / SHAPE::PARTS];
     const int part = (int)(blockIdx.x % SHAPE::PARTS);
     const int32_t skip = args.skip_if != NULL ? *args.skip_if : 0;
@@ -558,6 +560,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, SHAPE::BLOCKS)
 /* Without a tile. */
 static __global__ void adamw_empty_kernel(const __grid_constant__ kernel_adamw_args args)
 {
+    kernel_wait_for_stream();
     if (args.skip_if == NULL || *args.skip_if == 0)
         *args.steps += 1;
 }

@@ -76,24 +76,19 @@ static inline bool kernel_rows_aligned(const struct fp8pipe_matrix *x)
     return (uintptr_t)x->data % 16 == 0 && (x->rows <= 1 || x->stride * bytes % 16 == 0);
 }
 
-/* Launches and returns what the launch itself said; see fp8pipe_cuda::detail::launch(). */
+/*
+ * Launches a kernel, which may begin early: it calls kernel_wait_for_stream() before it touches
+ * memory. Returns what the launch itself said; see fp8pipe_cuda::detail::launch().
+ */
 template <typename ARGS>
 static inline int kernel_launch(void (*kernel)(const ARGS), const kernel_geometry &geometry,
-                                const ARGS &args, cudaStream_t stream, bool early = false)
+                                const ARGS &args, cudaStream_t stream)
 {
     void *pointers[] = {(void *)&args};
 
-    return (int)fp8pipe_cuda::detail::launch((const void *)kernel, geometry.grid, geometry.block,
-                                             pointers, stream, early);
-}
-
-/* The same of a kernel whose first statement is kernel_wait_for_stream(). */
-template <typename ARGS>
-static inline int kernel_launch_early(void (*kernel)(const ARGS), const kernel_geometry &geometry,
-                                      const ARGS &args, cudaStream_t stream)
-{
-    return kernel_launch(kernel, geometry, args, stream,
-                         fp8pipe_cuda::detail::may_begin_early<ARGS>((const void *)kernel));
+    return (int)fp8pipe_cuda::detail::launch(
+        (const void *)kernel, geometry, pointers, stream,
+        fp8pipe_cuda::detail::may_begin_early<ARGS>((const void *)kernel));
 }
 
 static __device__ __forceinline__ void kernel_wait_for_stream()

@@ -99,6 +99,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS)
     __shared__ double warps[BLOCK_WARPS];
     __shared__ bool last;
 
+    kernel_wait_for_stream();
     /* Without a tile there is one block, which is the last one. */
     const double partial = block_sum(args.tile_count > 0 ? tile_sum(args) : 0.0, warps);
     if (threadIdx.x == 0) {

@@ -37,7 +37,7 @@ int kernel_capture_cuda(const struct kernel_capture_args *args, struct CUstream_
 
     geometry.grid = dim3(1);
     geometry.block = dim3(1);
-    return kernel_launch_early(capture_kernel, geometry, *args, stream);
+    return kernel_launch(capture_kernel, geometry, *args, stream);
 }
 
 /* ---- transpose ---------------------------------------------------------------------------- */
@@ -96,7 +96,7 @@ int kernel_transpose_cuda(const struct kernel_transpose_args *args, struct CUstr
         (unsigned)kernel_divide_up(args->cols, TRANSPOSE_COLS),
         (unsigned)(down < fp8pipe_cuda::detail::GRID_MAX ? down : fp8pipe_cuda::detail::GRID_MAX));
     geometry.block = dim3(BLOCK_THREADS);
-    return kernel_launch_early(transpose_kernel, geometry, *args, stream);
+    return kernel_launch(transpose_kernel, geometry, *args, stream);
 }
 
 /* ---- column_sums -------------------------------------------------------------------------- */
@@ -119,6 +119,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int64_t col = (int64_t)blockIdx.x * SUMS_COLS + lane;
     float sum = 0.0f;
 
+    kernel_wait_for_stream();
     for (int64_t row = 0; row < args.rows; row += SUMS_ROWS) {
         const int count = (int)(args.rows - row < SUMS_ROWS ? args.rows - row : SUMS_ROWS);
         float loaded[SUMS_ROWS / (BLOCK_THREADS / SUMS_COLS)];
@@ -256,6 +257,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     int64_t first = (int64_t)blockIdx.y * blockDim.y * UNIT_ROWS + threadIdx.y;
     float bias[UNIT];
 
+    kernel_wait_for_stream();
     if (col >= args.to.cols)
         return;
 #pragma unroll

@@ -67,6 +67,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int lane = threadIdx.x % 32;
     int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / 32;
 
+    kernel_wait_for_stream();
     for (; row < args.rows; row += (int64_t)gridDim.x * BLOCK_WARPS) {
         modulate_moments moments = {0.0f, 0.0f, 0.0f};
 
@@ -124,6 +125,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, FAST ? 3 : 2)
     int64_t tile_row = (int64_t)blockIdx.y * TILE_ROWS;
     found f = {0, 0, 0};
 
+    kernel_wait_for_stream();
     if (launch.only_amax && *target.has_scale != 0)
         return;
     const float scale = quantizes && !launch.only_amax ? target_scale(target) : 1.0f;

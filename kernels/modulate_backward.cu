@@ -29,6 +29,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int lane = threadIdx.x % 32;
     int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / 32;
 
+    kernel_wait_for_stream();
     for (; row < args.rows; row += (int64_t)gridDim.x * BLOCK_WARPS) {
         const int64_t r = row_of(args.rows_of, row);
         const float mean = row_mean(args, row), rstd = args.rstd[row];
@@ -133,6 +134,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, BACKWARD_BLOCKS(FAST, AF
     int64_t tile_row = (int64_t)(gridDim.y - 1 - blockIdx.y) * TILE_ROWS;
     found f = {0, 0, 0};
 
+    kernel_wait_for_stream();
     if (launch.only_amax && *target.has_scale != 0)
         return;
     const float scale = quantizes && !launch.only_amax ? target_scale(target) : 1.0f;
@@ -228,6 +230,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 {
     const int64_t col = (int64_t)blockIdx.x * BLOCK_THREADS + threadIdx.x;
 
+    kernel_wait_for_stream();
     for (int64_t r = blockIdx.y; r < args.groups; r += gridDim.y) {
         const int64_t from = first_token(args, r), to = first_token(args, r + 1);
         float sum = 0.0f;

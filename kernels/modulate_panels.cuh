@@ -275,6 +275,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     found f = {0, 0, 0};
 
     cluster_arrive();
+    kernel_wait_for_stream();
     for (int row = warp; row < PANEL_ROWS; row += 2 * BLOCK_WARPS) {
         panel_rows rows;
 
@@ -371,32 +372,22 @@ static inline bool panels_refused(int error)
 
 static int panels_launch(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute;
-    void *pointers[] = {(void *)args};
-    cudaError_t error = cudaFuncSetAttribute(
-        modulate_panels_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PANEL_BYTES);
+    kernel_geometry geometry;
+    cudaError_t error = cudaSuccess;
 
-    config.gridDim =
-        dim3((unsigned)kernel_divide_up(args->cols, PANEL_COLS),
+    geometry.cluster = (unsigned)kernel_divide_up(args->cols, PANEL_COLS);
+    geometry.grid =
+        dim3(geometry.cluster,
              (unsigned)kernel_divide_up(target_rows(&args->target, args->rows), PANEL_ROWS));
-    config.blockDim = dim3(BLOCK_THREADS);
-    config.dynamicSmemBytes = PANEL_BYTES;
-    config.stream = stream;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = config.gridDim.x;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    if (error == cudaSuccess && config.gridDim.x > PANELS_PORTABLE)
+    geometry.block = dim3(BLOCK_THREADS);
+    geometry.shared_bytes = PANEL_BYTES;
+    if (geometry.cluster > PANELS_PORTABLE)
         error = cudaFuncSetAttribute(modulate_panels_kernel,
                                      cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error == cudaSuccess)
-        error = cudaLaunchKernelExC(&config, (const void *)modulate_panels_kernel, pointers);
     if (error != cudaSuccess && cudaPeekAtLastError() == error)
         (void)cudaGetLastError();
-    return (int)error;
+    return error != cudaSuccess ? (int)error
+                                : kernel_launch(modulate_panels_kernel, geometry, *args, stream);
 }
 
 #endif

@@ -373,7 +373,6 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
     const int64_t tile_row = (int64_t)blockIdx.y * SHAPE::ROWS;
     const uint32_t from = blockIdx.x * SHAPE::COLS, col = from + lane * UNIT;
     const int segments = (int)((args.cols + MODULATE_SEGMENT - 1) / MODULATE_SEGMENT);
-    const float scale = *target.scale;
     const bool shared = NORM != FP8PIPE_NORM_NONE && gridDim.x > 1;
     found f = {0, 0, 0};
     float largest = 0.0f;
@@ -396,6 +395,8 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
             __syncthreads();
         }
     }
+    kernel_wait_for_stream();
+    const float scale = *target.scale;
     for (int r = warp; r < SHAPE::ROWS; r += SHAPE::WARPS) {
         const int64_t row = tile_row + r;
         const bool exists = row < args.rows;
@@ -475,29 +476,14 @@ template <class SHAPE> static bool rows_fit(const struct kernel_modulate_args *a
 template <class SHAPE, int NORM>
 static int rows_launch_norm(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
-    const void *kernel = (const void *)modulate_rows_kernel<SHAPE, NORM>;
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute;
-    void *pointers[] = {(void *)args};
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHAPE::BYTES);
+    const unsigned panels = (unsigned)rows_panels<SHAPE>(args);
+    kernel_geometry geometry;
 
-    config.gridDim = dim3((unsigned)rows_panels<SHAPE>(args),
-                          (unsigned)(rows_blocks<SHAPE>(args) / rows_panels<SHAPE>(args)));
-    config.blockDim = dim3(SHAPE::THREADS);
-    config.dynamicSmemBytes = SHAPE::BYTES;
-    config.stream = stream;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = config.gridDim.x;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = NORM != FP8PIPE_NORM_NONE && config.gridDim.x > 1;
-    if (error == cudaSuccess)
-        error = cudaLaunchKernelExC(&config, kernel, pointers);
-    if (error != cudaSuccess && cudaPeekAtLastError() == error)
-        (void)cudaGetLastError();
-    return (int)error;
+    geometry.grid = dim3(panels, (unsigned)(rows_blocks<SHAPE>(args) / panels));
+    geometry.block = dim3(SHAPE::THREADS);
+    geometry.shared_bytes = SHAPE::BYTES;
+    geometry.cluster = NORM != FP8PIPE_NORM_NONE && panels > 1 ? panels : 0;
+    return kernel_launch(modulate_rows_kernel<SHAPE, NORM>, geometry, *args, stream);
 }
 
 template <class SHAPE>

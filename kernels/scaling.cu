@@ -64,12 +64,13 @@ static __global__ void __launch_bounds__(UPDATE_THREADS, UPDATE_BLOCKS)
         (int64_t)blockIdx.x * (UPDATE_THREADS / SLOT_THREADS) + threadIdx.x / SLOT_THREADS;
     const int lane = threadIdx.x % SLOT_THREADS;
     const bool mine = lane == 0 && slot < args.slots;
-    const bool skip = args.skip_if != NULL && *args.skip_if != 0;
     uint32_t last = 0;
     uint32_t cursor = 0;
     float numerator = 0.0f;
     uint32_t amax = 0;
 
+    kernel_wait_for_stream();
+    const bool skip = args.skip_if != NULL && *args.skip_if != 0;
     if (slot < args.slots)
         last = args.amax[slot];
     if (mine) {
