@@ -1,11 +1,14 @@
 /*
  * GEMM plans on CUDA, by the backend's table: every epilogue against float64, or refused with no
- * effect; plans that are borrowed and refined; fixed ones that give the same bits.
+ * effect; plans that are borrowed and refined; fixed ones that give the same bits; what a recorded
+ * call leaves out.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "cuda/plan.h"
+#include "cuda/replay_table.h"
 #include "plan_rig.h"
 
 /* ---- Epilogues ----------------------------------------------------------------------------- */
@@ -246,6 +249,57 @@ static void test_fixed(void)
     rig_close(&rig);
 }
 
+/* ---- The amax of a recorded GEMM ----------------------------------------------------------- */
+
+/* Runs it with the bits `before` in the word of the amax, and gives those that are in it then. */
+static uint32_t amax_after(struct rig *rig, struct gemm_run *run, uint32_t before)
+{
+    uint32_t *const amax = run->args.d_amax;
+    uint32_t after;
+
+    must(backend_cuda_ops.memory_copy(rig->backend, amax, &before, sizeof(before)));
+    must(backend_cuda_ops.gemm(rig->backend, rig->stream, &run->args));
+    rig_finish(rig);
+    must(backend_cuda_ops.memory_copy(rig->backend, &after, amax, sizeof(after)));
+    return after;
+}
+
+/* cuBLASLt sets the amax to 0 first. A record leaves that out: what is in the word counts. */
+static void test_recorded_amax(void)
+{
+    const struct gemm_case c = {
+        .m = 240, .n = 512, .k = 256, .a = GEMM_E4M3, .b = GEMM_E4M3, .d = GEMM_E4M3, .bias = true};
+    const uint32_t large = 0x7F000000; /* 2 to the 127 */
+    struct test_rng rng = {31};
+    struct backend_replay_stats stats;
+    uint8_t *by_cublaslt, *by_record;
+    struct gemm_run run;
+    struct rig rig;
+    uint32_t amax;
+
+    rig_open(&rig, FP8PIPE_PLANS_FIXED, NULL);
+    run = run_make(&rig, &c, &rng);
+    amax = amax_after(&rig, &run, large);
+    ok(amax > 0 && amax < large,
+       "cuBLASLt itself sets the amax to 0 before: it is %08" PRIx32 " then", amax);
+    by_cublaslt = operand_download(&rig, &run.d);
+    for (int i = 1; i < REPLAY_SIGHTS; i++)
+        (void)amax_after(&rig, &run, 0);
+    backend_cuda_ops.replay_stats(rig.backend, rig.stream, &stats);
+    ok(stats.kept == 1 && stats.issued == 1, "the call is recorded, and issued from its record");
+
+    is_int(amax_after(&rig, &run, large), large, "which leaves alone what is in the amax before");
+    is_int(amax_after(&rig, &run, 0), amax, "and with 0 in it gives the amax of the result");
+    by_record = operand_download(&rig, &run.d);
+    is_mem(by_record, by_cublaslt, run.d.bytes, "whose bytes are the same as cuBLASLt's");
+    backend_cuda_ops.replay_stats(rig.backend, rig.stream, &stats);
+    ok(stats.kept == 1 && stats.issued == 3, "both by the record");
+    free(by_cublaslt);
+    free(by_record);
+    run_free(&rig, &run);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     if (!rig_is_wanted())
@@ -256,5 +310,6 @@ int main(void)
     test_borrowing();
     test_loading();
     test_fixed();
+    test_recorded_amax();
     return done_testing();
 }
