@@ -256,36 +256,46 @@ static void streams_and_devices(void)
 
 /* ---- An allocator of the caller's --------------------------------------------------------- */
 
+#define SKEW 16 /* bytes; what CUDA gives is aligned to 256 and more */
+
+/* Counts what it gives; all of it is read and written atomically. */
 struct pool {
     int live;
     int given;
+    int64_t live_bytes;
+    bool skewed;  /* what is given from now on is aligned to SKEW alone */
+    int returned; /* blocks of these that came back */
 };
 
 static void *pool_alloc(void *arg, size_t bytes, void *stream)
 {
     struct pool *pool = arg;
+    const size_t skew = __atomic_load_n(&pool->skewed, __ATOMIC_RELAXED) ? SKEW : 0;
     void *data = NULL;
 
-    if (cudaMallocAsync(&data, bytes, stream) != cudaSuccess)
+    if (cudaMallocAsync(&data, bytes + skew, stream) != cudaSuccess)
         return NULL;
     __atomic_fetch_add(&pool->live, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&pool->given, 1, __ATOMIC_RELAXED);
-    return data;
+    __atomic_fetch_add(&pool->live_bytes, (int64_t)bytes, __ATOMIC_RELAXED);
+    return (char *)data + skew;
 }
 
 static void pool_free(void *arg, void *data, size_t bytes, void *stream)
 {
+    const size_t skew = (uintptr_t)data % 256;
     struct pool *pool = arg;
 
-    (void)bytes;
-    (void)cudaFreeAsync(data, stream);
+    (void)cudaFreeAsync((char *)data - skew, stream);
     __atomic_fetch_add(&pool->live, -1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&pool->live_bytes, -(int64_t)bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&pool->returned, skew == SKEW, __ATOMIC_RELAXED);
 }
 
 static void own_allocator(void)
 {
     struct fp8pipe_options options = async_options(FP8PIPE_ASYNC, 2, 0, NULL);
-    struct pool pool = {0, 0};
+    struct pool pool = {0};
     struct fp8pipe_scaling *scaling;
     struct fp8pipe_tensor *tensor;
     struct test_rng rng = {6};
@@ -306,7 +316,69 @@ static void own_allocator(void)
     must(fp8pipe_scaling_destroy(scaling));
     test_close(pipe);
     CUDA(cudaDeviceSynchronize());
-    is_int(pool.live, 0, "and gets all of it back");
+    ok(pool.live == 0 && pool.live_bytes == 0, "and gets all of it back");
+}
+
+#define THE_RULE "it is aligned to 256 bytes"
+
+/* An op and a create that get memory which is not aligned as it must be. */
+static void skewed_allocator(enum fp8pipe_mode mode)
+{
+    struct fp8pipe_options options = async_options(mode, 1, 0, NULL);
+    struct fp8pipe_scaling_options scaling_options = FP8PIPE_SCALING_OPTIONS_INIT;
+    struct pool pool = {0};
+    struct fp8pipe_scaling *scaling, *untouched = (struct fp8pipe_scaling *)&pool;
+    struct fp8pipe_scaling *made = untouched;
+    struct fp8pipe_tensor *tensor;
+    struct test_rng rng = {7};
+    char sentence[200];
+    struct test_matrix x;
+    struct fp8pipe *pipe;
+    fp8pipe_ticket ticket;
+    uint64_t held_bytes;
+    int live, given;
+
+    watchdog("skewed allocator", 60);
+    options.allocator = (struct fp8pipe_allocator){pool_alloc, pool_free, &pool};
+    pipe = test_open(FP8PIPE_BACKEND_CUDA, &options);
+    x = test_matrix_random(pipe, FP8PIPE_BF16, 100, 60, 0, 0, 1, &rng, NULL);
+    scaling = test_scaling(pipe, 1, 1);
+    must(fp8pipe_tensor_create(pipe, &tensor));
+    held_bytes = stats_of(pipe, -1).memory_bytes;
+    live = pool.live;
+    given = pool.given;
+
+    __atomic_store_n(&pool.skewed, true, __ATOMIC_RELAXED);
+    ticket = test_quantize(tensor, x.view, scaling, 0, FP8PIPE_ROWWISE, ON(0));
+    is_int(fp8pipe_wait(pipe, ticket, FP8PIPE_DONE, TEST_TIMEOUT_NS), FP8PIPE_EINVAL,
+           "%s: memory that is 16 bytes off fails the op", mode_name(mode));
+    must(fp8pipe_error_get(pipe, ticket, sentence, sizeof(sentence)));
+    ok(strstr(sentence, "options.allocator gave 0x") != NULL && strstr(sentence, THE_RULE) != NULL,
+       "with the sentence: %s", sentence);
+    scaling_options.slots = 1;
+    is_int(fp8pipe_scaling_create(pipe, &scaling_options, &made), FP8PIPE_EINVAL,
+           "%s: and a create", mode_name(mode));
+    ok(made == untouched && strstr(fp8pipe_last_error(), THE_RULE) != NULL,
+       "which sets nothing, and says: %s", fp8pipe_last_error());
+    is_int(pool.given - given, 2, "%s: each asked once", mode_name(mode));
+    is_int(pool.returned, 2, "%s: and gave back what it got, once", mode_name(mode));
+    is_int(pool.live, live, "%s: and nothing else", mode_name(mode));
+    is_int(stats_of(pipe, -1).memory_bytes, held_bytes, "%s: the pipe holds what it held",
+           mode_name(mode));
+    ok(test_slot(scaling, 0).amax == 0, "%s: no amax was folded", mode_name(mode));
+
+    __atomic_store_n(&pool.skewed, false, __ATOMIC_RELAXED);
+    ticket = test_quantize(tensor, x.view, scaling, 0, FP8PIPE_ROWWISE,
+                           test_submit(0, FP8PIPE_RESUME, 0, 0));
+    is_int(fp8pipe_wait(pipe, ticket, FP8PIPE_DONE, TEST_TIMEOUT_NS), FP8PIPE_OK,
+           "%s: with aligned memory all goes on", mode_name(mode));
+    test_matrix_free(&x);
+    must(fp8pipe_tensor_destroy(tensor));
+    must(fp8pipe_scaling_destroy(scaling));
+    test_close(pipe);
+    CUDA(cudaDeviceSynchronize());
+    ok(pool.live == 0 && pool.live_bytes == 0 && pool.returned == 2, "%s: and nothing is lost",
+       mode_name(mode));
 }
 
 static void cases(enum fp8pipe_backend backend)
@@ -324,6 +396,8 @@ static void cases(enum fp8pipe_backend backend)
     on_own_stream();
     streams_and_devices();
     own_allocator();
+    for (int mode = FP8PIPE_ASYNC; mode <= FP8PIPE_INLINE; mode++)
+        skewed_allocator((enum fp8pipe_mode)mode);
 }
 #else
 static void cases(enum fp8pipe_backend backend)
