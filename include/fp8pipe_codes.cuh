@@ -12,15 +12,7 @@
 #include <fp8pipe_fused.h>
 #include <fp8pipe_operand.cuh>
 
-namespace fp8pipe_cuda
-{
-#ifdef FP8PIPE_DEBUG
-inline namespace checked
-{
-#else
-inline namespace unchecked
-{
-#endif
+FP8PIPE_CUDA_BEGIN
 namespace detail
 {
 enum {
@@ -330,7 +322,6 @@ template <int WIDTH, int HEIGHT = TILE_HEIGHT> struct sums_tile {
     }
 };
 } /* namespace detail */
-} /* inline namespace */
-} /* namespace fp8pipe_cuda */
+FP8PIPE_CUDA_END
 
 #endif

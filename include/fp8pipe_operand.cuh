@@ -32,18 +32,28 @@
 #include <fp8pipe.h>
 #include <fp8pipe_convert.h>
 
-namespace fp8pipe_cuda
-{
-/* Builds with and without checks lay these types out differently, and so name them apart. */
+/* What all of these headers stand in. Builds with and without checks lay types out differently, and
+ * so name them apart. */
 #ifdef FP8PIPE_DEBUG
-inline namespace checked
-{
+#define FP8PIPE_CUDA_BEGIN                                                                         \
+    namespace fp8pipe_cuda                                                                         \
+    {                                                                                              \
+    inline namespace checked                                                                       \
+    {
 #else
-inline namespace unchecked
-{
+#define FP8PIPE_CUDA_BEGIN                                                                         \
+    namespace fp8pipe_cuda                                                                         \
+    {                                                                                              \
+    inline namespace unchecked                                                                     \
+    {
 #endif
+#define FP8PIPE_CUDA_END                                                                           \
+    } /* inline namespace */                                                                       \
+    } /* namespace fp8pipe_cuda */
 
 #define FP8PIPE_DEVICE __device__ __forceinline__
+
+FP8PIPE_CUDA_BEGIN
 
 /* Elements in a unit. */
 enum { UNIT = 8 };
@@ -394,7 +404,6 @@ template <int DTYPE> struct result {
                                       at.count);
     }
 };
-} /* inline namespace */
-} /* namespace fp8pipe_cuda */
+FP8PIPE_CUDA_END
 
 #endif

@@ -43,15 +43,7 @@
 #include <fp8pipe_operand.cuh>
 #include <fp8pipe_quantize_launch.cuh>
 
-namespace fp8pipe_cuda
-{
-#ifdef FP8PIPE_DEBUG
-inline namespace checked
-{
-#else
-inline namespace unchecked
-{
-#endif
+FP8PIPE_CUDA_BEGIN
 
 /*
  * From inside a fp8pipe_quantize_fn: enqueues what `target` asks for, in one kernel. While the slot
@@ -92,7 +84,6 @@ inline enum fp8pipe_status elementwise(const F &functor, int64_t rows, int64_t c
     target.cols = cols;
     return detail::run<F>(target, functor, stream) == cudaSuccess ? FP8PIPE_OK : FP8PIPE_ELAUNCH;
 }
-} /* inline namespace */
-} /* namespace fp8pipe_cuda */
+FP8PIPE_CUDA_END
 
 #endif

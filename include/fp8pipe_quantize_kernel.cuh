@@ -21,15 +21,7 @@
 
 #include <fp8pipe_codes.cuh>
 
-namespace fp8pipe_cuda
-{
-#ifdef FP8PIPE_DEBUG
-inline namespace checked
-{
-#else
-inline namespace unchecked
-{
-#endif
+FP8PIPE_CUDA_BEGIN
 namespace detail
 {
 enum {
@@ -424,7 +416,6 @@ static __global__ void __launch_bounds__(SHAPE::THREADS,
     gathered_publish<F, EXTREMES>(job, g);
 }
 } /* namespace detail */
-} /* inline namespace */
-} /* namespace fp8pipe_cuda */
+FP8PIPE_CUDA_END
 
 #endif

@@ -10,15 +10,7 @@
 
 #include <fp8pipe_quantize_kernel.cuh>
 
-namespace fp8pipe_cuda
-{
-#ifdef FP8PIPE_DEBUG
-inline namespace checked
-{
-#else
-inline namespace unchecked
-{
-#endif
+FP8PIPE_CUDA_BEGIN
 namespace detail
 {
 constexpr int64_t GRID_MAX = 65535; /* in y and z */
@@ -264,7 +256,6 @@ inline cudaError_t front(const fp8pipe_quantize_target &target, const F &functor
     return run_amax<F>(target, functor, target.has_scale, target.own_amax, stream);
 }
 } /* namespace detail */
-} /* inline namespace */
-} /* namespace fp8pipe_cuda */
+FP8PIPE_CUDA_END
 
 #endif
