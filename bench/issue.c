@@ -415,22 +415,26 @@ int main(int argc, char **argv)
     struct arguments arguments = parse(argc, argv);
     int runs = (int)arguments.runs;
 
-    issue_json = arguments.json;
-    if (issue_json != NULL) {
-        fprintf(issue_json,
-                "{\"version\": \"%s\", \"backend\": \"cuda\", \"results\": [\n"
-                "  {\"name\": \"runs\", \"unit\": \"\", \"value\": %d}",
-                fp8pipe_version(), runs);
-    }
+    issue_json = json_to(arguments.json);
+    json_object(&issue_json, NULL);
+    json_text(&issue_json, "version", fp8pipe_version());
+    json_text(&issue_json, "backend", "cuda");
+    json_list(&issue_json, "results");
+    json_line(&issue_json, 2);
+    json_object(&issue_json, NULL);
+    json_text(&issue_json, "name", "runs");
+    json_text(&issue_json, "unit", "");
+    json_integer(&issue_json, "value", runs);
+    json_object_end(&issue_json);
     table_hot(runs);
     table_new(runs < 5 ? runs : 5);
     issue_chains();
-    if (issue_json != NULL) {
-        fprintf(issue_json, "\n]}\n");
-        if (fclose(issue_json) != 0) {
-            fprintf(stderr, "issue: --json: %s\n", strerror(errno));
-            return 1;
-        }
+    json_line(&issue_json, 0);
+    json_list_end(&issue_json);
+    json_object_end(&issue_json);
+    if (json_close(&issue_json) != 0) {
+        fprintf(stderr, "issue: --json: %s\n", strerror(errno));
+        return 1;
     }
     return 0;
 }

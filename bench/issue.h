@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
+#include "examples/json.h"
 #include "fp8pipe.h"
 
 /* End the program with a sentence unless all is well. */
@@ -15,7 +15,7 @@ void *host_alloc(size_t count, size_t bytes); /* zeros */
 int64_t now_ns(void);
 
 /* A line of a table, and a row in the file if there is one. */
-extern FILE *issue_json;
+extern struct json issue_json;
 void report(const char *name, const char *unit, double value);
 
 struct fp8pipe *pipe_open(int32_t lanes);

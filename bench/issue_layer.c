@@ -5,7 +5,7 @@
 
 #include "kernels/fp8.h"
 
-FILE *issue_json;
+struct json issue_json;
 
 void must(enum fp8pipe_status status, const char *what)
 {
@@ -37,10 +37,12 @@ void report(const char *name, const char *unit, double value)
 {
     printf("%-52s %10.2f %s\n", name, value, unit);
     fflush(stdout);
-    if (issue_json != NULL) {
-        fprintf(issue_json, ",\n  {\"name\": \"%s\", \"unit\": \"%s\", \"value\": %.4f}", name,
-                unit, value);
-    }
+    json_line(&issue_json, 2);
+    json_object(&issue_json, NULL);
+    json_text(&issue_json, "name", name);
+    json_text(&issue_json, "unit", unit);
+    json_fixed(&issue_json, "value", 4, value);
+    json_object_end(&issue_json);
 }
 
 struct fp8pipe_matrix matrix(void *data, int64_t rows, int64_t cols)

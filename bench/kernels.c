@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "examples/arguments.h"
+#include "examples/json.h"
 #include "kernels/convert.h"
 
 #define ROWS 8192
@@ -244,10 +245,9 @@ static void check(const struct bench_case *bench)
 }
 
 static void measure(const struct bench_case *bench, const struct options *options, int64_t mib,
-                    struct subject *copy)
+                    struct subject *copy, struct json *json)
 {
     static float took[REPEATS_MAX], warm[REPEATS_MAX], copied[REPEATS_MAX];
-    static bool first = true;
     struct subject subject = subject_case(bench, ROWS, mib * (1 << 20) / 2 / ROWS);
     float us, warm_us, copy_us;
     double gbs, copy_gbs;
@@ -267,17 +267,22 @@ static void measure(const struct bench_case *bench, const struct options *option
     printf("%-64s %4lld %8.2f %7.0f %6.1f %8.2f %8.2f\n", bench->name, (long long)mib, (double)us,
            gbs, gbs / copy_gbs * 100, (double)warm_us, (double)copy_us);
     fflush(stdout);
-    if (options->json != NULL)
-        fprintf(options->json,
-                "%s\n    {\"kernel\": \"%s\", \"mib\": %lld, \"bytes\": %lld, \"us\": %.3f, "
-                "\"gb_s\": %.1f, \"of_copy\": %.4f, \"warm_us\": %.3f, \"copy_us\": %.3f}",
-                first ? "" : ",", bench->name, (long long)mib, (long long)subject.bytes, (double)us,
-                gbs, gbs / copy_gbs, (double)warm_us, (double)copy_us);
-    first = false;
+    json_line(json, 4);
+    json_object(json, NULL);
+    json_text(json, "kernel", bench->name);
+    json_integer(json, "mib", mib);
+    json_integer(json, "bytes", subject.bytes);
+    json_fixed(json, "us", 3, (double)us);
+    json_fixed(json, "gb_s", 1, gbs);
+    json_fixed(json, "of_copy", 4, gbs / copy_gbs);
+    json_fixed(json, "warm_us", 3, (double)warm_us);
+    json_fixed(json, "copy_us", 3, (double)copy_us);
+    json_object_end(json);
     subject_free(&subject);
 }
 
-static void run_table(const struct bench_case *table, const struct options *options)
+static void run_table(const struct bench_case *table, const struct options *options,
+                      struct json *json)
 {
     for (const struct bench_case *bench = table; bench->name != NULL; bench++)
         if (options->only == NULL || strstr(bench->name, options->only) != NULL)
@@ -287,7 +292,7 @@ static void run_table(const struct bench_case *table, const struct options *opti
 
         for (const struct bench_case *bench = table; bench->name != NULL; bench++)
             if (options->only == NULL || strstr(bench->name, options->only) != NULL)
-                measure(bench, options, options->mib[i], &copy);
+                measure(bench, options, options->mib[i], &copy, json);
         subject_free(&copy);
     }
 }
@@ -342,6 +347,7 @@ static struct options parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
     struct options options = parse(argc, argv);
+    struct json json = json_to(options.json);
     struct cudaDeviceProp device;
     int driver = 0, runtime = 0;
 
@@ -353,25 +359,32 @@ int main(int argc, char **argv)
     bench_must(cudaEventCreate(&end));
     printf("%s, driver %d, runtime %d; medians of %d\n", device.name, driver, runtime,
            (int)options.repeats);
-    if (options.json != NULL)
-        fprintf(options.json,
-                "{\n  \"device\": \"%s\",\n  \"driver\": %d,\n  \"runtime\": %d,\n"
-                "  \"repeats\": %d,\n  \"kernels\": [",
-                device.name, driver, runtime, (int)options.repeats);
+    json_object(&json, NULL);
+    json_line(&json, 2);
+    json_text(&json, "device", device.name);
+    json_line(&json, 2);
+    json_integer(&json, "driver", driver);
+    json_line(&json, 2);
+    json_integer(&json, "runtime", runtime);
+    json_line(&json, 2);
+    json_integer(&json, "repeats", options.repeats);
+    json_line(&json, 2);
+    json_list(&json, "kernels");
     printf("%-64s %4s %8s %7s %6s %8s %8s\n", "kernel", "MiB", "us", "GB/s", "% copy", "warm us",
            "copy us");
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)
-        run_table(tables[i], &options);
+        run_table(tables[i], &options, &json);
     if (options.variants) {
-        run_table(quantize_variant_cases(), &options);
-        run_table(modulate_variant_cases(), &options);
-        run_table(activation_variant_cases(), &options);
-        run_table(adamw_variant_cases(), &options);
+        run_table(quantize_variant_cases(), &options, &json);
+        run_table(modulate_variant_cases(), &options, &json);
+        run_table(activation_variant_cases(), &options, &json);
+        run_table(adamw_variant_cases(), &options, &json);
     }
-    if (options.json != NULL) {
-        fputs("\n  ]\n}\n", options.json);
-        if (fclose(options.json) != 0)
-            bench_fail("--json: %s", strerror(errno));
-    }
+    json_line(&json, 2);
+    json_list_end(&json);
+    json_line(&json, 0);
+    json_object_end(&json);
+    if (json_close(&json) != 0)
+        bench_fail("--json: %s", strerror(errno));
     return 0;
 }

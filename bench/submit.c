@@ -23,6 +23,7 @@
 #include <time.h>
 
 #include "examples/arguments.h"
+#include "examples/json.h"
 #include "fp8pipe.h"
 
 #define CALL_NS 10000
@@ -313,7 +314,7 @@ static void burst(struct bench *bench, int64_t *total_ns, int64_t *longest_ns)
     pthread_barrier_destroy(&bench->start);
 }
 
-static void bursts(int runs, FILE *json)
+static void bursts(int runs, struct json *json)
 {
     static const struct setting setting = {"burst", FP8PIPE_ASYNC, KIND_CALL, CALLERS_MAX, 0};
     int64_t *total_ns = malloc((size_t)runs * sizeof(*total_ns)), longest_ns = 0, median_ns;
@@ -344,14 +345,15 @@ static void bursts(int runs, FILE *json)
            "median run %.2f ms, longest run %.2f ms (%.2f x), longest submit %.2f ms\n",
            runs, BURST_OPS, (double)median_ns / 1e6, (double)total_ns[runs - 1] / 1e6,
            (double)total_ns[runs - 1] / (double)median_ns, (double)longest_ns / 1e6);
-    if (json != NULL) {
-        fprintf(json,
-                " \"bursts\": {\"runs\": %d, \"producers\": 4, \"submits\": %d, "
-                "\"median_run_ns\": %lld, \"longest_run_ns\": %lld, "
-                "\"longest_submit_ns\": %lld}\n",
-                runs, BURST_OPS, (long long)median_ns, (long long)total_ns[runs - 1],
-                (long long)longest_ns);
-    }
+    json_line(json, 1);
+    json_object(json, "bursts");
+    json_integer(json, "runs", runs);
+    json_integer(json, "producers", CALLERS_MAX);
+    json_integer(json, "submits", BURST_OPS);
+    json_integer(json, "median_run_ns", median_ns);
+    json_integer(json, "longest_run_ns", total_ns[runs - 1]);
+    json_integer(json, "longest_submit_ns", longest_ns);
+    json_object_end(json);
     free(total_ns);
 }
 
@@ -399,13 +401,13 @@ int main(int argc, char **argv)
         {"forward, INLINE", FP8PIPE_INLINE, KIND_FORWARD, 1, 0},
     };
     struct arguments arguments = parse(argc, argv);
-    FILE *json = arguments.json;
+    struct json json = json_to(arguments.json);
 
     backend = arguments.backend;
-    if (json != NULL) {
-        fprintf(json, "{\"version\": \"%s\", \"backend\": \"%s\", \"submits\": [\n",
-                fp8pipe_version(), backend == FP8PIPE_BACKEND_HOST ? "host" : "cuda");
-    }
+    json_object(&json, NULL);
+    json_text(&json, "version", fp8pipe_version());
+    json_text(&json, "backend", backend == FP8PIPE_BACKEND_HOST ? "host" : "cuda");
+    json_list(&json, "submits");
     printf("%-26s %10s %10s %12s %8s %6s\n", "submit", "median ns", "p99 ns", "longest ns",
            "parked", "full");
     for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
@@ -415,25 +417,22 @@ int main(int argc, char **argv)
                (long long)result.median_ns, (long long)result.p99_ns, (long long)result.max_ns,
                (unsigned long long)result.parked, (unsigned long long)result.full);
         fflush(stdout);
-        if (json != NULL) {
-            fprintf(json,
-                    "  {\"name\": \"%s\", \"median_ns\": %lld, \"p99_ns\": %lld, "
-                    "\"longest_ns\": %lld}%s\n",
-                    settings[i].name, (long long)result.median_ns, (long long)result.p99_ns,
-                    (long long)result.max_ns,
-                    i + 1 < sizeof(settings) / sizeof(*settings) ? "," : "");
-        }
+        json_line(&json, 2);
+        json_object(&json, NULL);
+        json_text(&json, "name", settings[i].name);
+        json_integer(&json, "median_ns", result.median_ns);
+        json_integer(&json, "p99_ns", result.p99_ns);
+        json_integer(&json, "longest_ns", result.max_ns);
+        json_object_end(&json);
     }
-    if (json != NULL) {
-        fprintf(json, " ],\n");
-    }
-    bursts((int)arguments.runs, json);
-    if (json != NULL) {
-        fprintf(json, "}\n");
-        if (fclose(json) != 0) {
-            fprintf(stderr, "submit: --json: %s\n", strerror(errno));
-            return 1;
-        }
+    json_line(&json, 1);
+    json_list_end(&json);
+    bursts((int)arguments.runs, &json);
+    json_line(&json, 0);
+    json_object_end(&json);
+    if (json_close(&json) != 0) {
+        fprintf(stderr, "submit: --json: %s\n", strerror(errno));
+        return 1;
     }
     return 0;
 }

@@ -1,8 +1,9 @@
 #include "bench_report.h"
 
-#include <math.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "json.h"
 
 #define GIB (1024.0 * 1024.0 * 1024.0)
 
@@ -108,149 +109,153 @@ void bench_report_print(FILE *file, const struct bench_options *options,
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
 
-static void json_text(FILE *file, const char *text)
+/* Each on a line of its own. */
+static void number(struct json *json, const char *name, double value)
 {
-    putc('"', file);
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\') {
-            putc('\\', file);
-        }
-        if ((unsigned char)*text >= ' ') {
-            putc(*text, file);
-        }
-    }
-    putc('"', file);
+    json_line(json, 3);
+    json_number(json, name, value);
 }
 
-static void json_number(FILE *file, const char *name, double value)
-{
-    if (isfinite(value)) {
-        fprintf(file, ",\n   \"%s\": %.9g", name, value);
-    } else {
-        fprintf(file, ",\n   \"%s\": null", name);
-    }
-}
-
-static void json_floor(FILE *file, const struct bench_options *options,
-                       const struct bench_result *result)
+static void write_floor(struct json *json, const struct bench_options *options,
+                        const struct bench_result *result)
 {
     const struct bench_floor *floor = &result->floor;
 
-    json_number(file, "floor_ms", floor->ms);
-    json_number(file, "floor_gemms_ms", floor->gemms_ms);
-    json_number(file, "floor_traffic_bytes", floor->traffic_bytes);
-    json_number(file, "copy_bytes_per_s", floor->copy_bytes_per_s);
-    json_number(file, "over_floor", result->ms_mean / floor->ms);
-    fprintf(file, ",\n   \"gemm_us\": {");
+    number(json, "floor_ms", floor->ms);
+    number(json, "floor_gemms_ms", floor->gemms_ms);
+    number(json, "floor_traffic_bytes", floor->traffic_bytes);
+    number(json, "copy_bytes_per_s", floor->copy_bytes_per_s);
+    number(json, "over_floor", result->ms_mean / floor->ms);
+    json_line(json, 3);
+    json_object(json, "gemm_us");
     for (int i = 0; i < BENCH_LAYERS; i++) {
-        fprintf(file, "%s\"%s\": {", i ? ", " : "", layer_names[i]);
+        json_object(json, layer_names[i]);
         for (int kind = 0; kind < (options->train ? BENCH_GEMMS : 1); kind++) {
-            fprintf(file, "%s\"%s\": %.3f", kind ? ", " : "", gemm_names[kind],
-                    floor->gemm_us[i][kind]);
+            json_fixed(json, gemm_names[kind], 3, floor->gemm_us[i][kind]);
         }
-        fprintf(file, "}");
+        json_object_end(json);
     }
-    fprintf(file, "}");
+    json_object_end(json);
 }
 
-static void json_first(FILE *file, const struct bench_first *first)
+static void write_first(struct json *json, const struct bench_first *first)
 {
-    json_number(file, "first_at_shape_shapes", (double)first->shapes);
-    json_number(file, "first_at_shape_ms_median", first->ms_median);
-    json_number(file, "first_at_shape_ratio_median", first->ratio_median);
-    json_number(file, "first_at_shape_ratio_worst", first->ratio_worst);
-    json_number(file, "first_at_shape_tokens_worst", (double)first->rows_worst);
+    number(json, "first_at_shape_shapes", (double)first->shapes);
+    number(json, "first_at_shape_ms_median", first->ms_median);
+    number(json, "first_at_shape_ratio_median", first->ratio_median);
+    number(json, "first_at_shape_ratio_worst", first->ratio_worst);
+    number(json, "first_at_shape_tokens_worst", (double)first->rows_worst);
 }
 
-static void json_times(FILE *file, const struct bench_options *options,
-                       const struct bench_result *result)
+static void write_times(struct json *json, const struct bench_options *options,
+                        const struct bench_result *result)
 {
     if (options->loss_run) {
-        json_number(file, "loss", result->loss);
+        number(json, "loss", result->loss);
         return;
     }
     if (result->has_cosine) {
-        json_number(file, "cosine_median", result->cosine.median);
-        json_number(file, "cosine_worst", result->cosine.worst);
+        number(json, "cosine_median", result->cosine.median);
+        number(json, "cosine_worst", result->cosine.worst);
         return;
     }
-    json_number(file, "ms_mean", result->ms_mean);
-    json_number(file, "ms_median", result->ms_median);
+    number(json, "ms_mean", result->ms_mean);
+    number(json, "ms_median", result->ms_median);
     if (result->first.shapes > 0) {
-        json_first(file, &result->first);
+        write_first(json, &result->first);
     }
-    json_number(file, "stream_ms_mean", result->stream_ms_mean);
-    json_number(file, "stream_ms_median", result->stream_ms_median);
-    json_number(file, "caller_cpu_ms", result->caller_cpu_ms);
-    json_number(file, "launcher_cpu_ms", result->launcher_cpu_ms);
-    json_number(file, "ops", result->ops);
-    json_number(file, "first_ms", result->first_ms);
-    json_number(file, "memory_bytes", result->memory_bytes);
-    json_number(file, "memory_expected_bytes", result->needed_bytes);
-    json_number(file, "plans", result->plans);
-    json_number(file, "plans_borrowed", result->plans_borrowed);
-    json_number(file, "plans_refined", result->plans_refined);
+    number(json, "stream_ms_mean", result->stream_ms_mean);
+    number(json, "stream_ms_median", result->stream_ms_median);
+    number(json, "caller_cpu_ms", result->caller_cpu_ms);
+    number(json, "launcher_cpu_ms", result->launcher_cpu_ms);
+    number(json, "ops", result->ops);
+    number(json, "first_ms", result->first_ms);
+    number(json, "memory_bytes", result->memory_bytes);
+    number(json, "memory_expected_bytes", result->needed_bytes);
+    number(json, "plans", result->plans);
+    number(json, "plans_borrowed", result->plans_borrowed);
+    number(json, "plans_refined", result->plans_refined);
     if (result->idle_ms >= 0.0) {
-        json_number(file, "idle_ms", result->idle_ms);
+        number(json, "idle_ms", result->idle_ms);
     }
     if (options->train) {
-        json_number(file, "loss", result->loss);
+        number(json, "loss", result->loss);
     }
     if (result->has_floor) {
-        json_floor(file, options, result);
+        write_floor(json, options, result);
     }
+}
+
+/* What was run, and on what. */
+static void write_run(struct json *json, const struct bench_options *options,
+                      const struct bench_result *result)
+{
+    time_t now = time(NULL);
+    char date[32] = "", shape[64];
+    struct tm utc;
+
+    if (gmtime_r(&now, &utc)) {
+        strftime(date, sizeof(date), "%Y-%m-%d", &utc);
+    }
+    snprintf(shape, sizeof(shape), "%lldx%lld%s", (long long)options->batch,
+             (long long)options->sequence, options->dynamic ? " dynamic" : "");
+    json_text(json, "program", "dit_bench");
+    json_text(json, "version", fp8pipe_version());
+    json_line(json, 3);
+    json_text(json, "mode", mode(options));
+    json_text(json, "dtype", bench_dtype_name(options->dtype));
+    json_text(json, "case", shape);
+    json_text(json, "backend", backend(result));
+    json_text(json, "issue", options->is_inline ? "inline" : "async");
+    json_line(json, 3);
+    json_truth(json, "finite", !result->fault[0]);
+    json_text(json, "date", date);
+    json_integer(json, "driver", result->device.driver);
+    json_line(json, 3);
+    json_text(json, "card", result->device.name);
+    number(json, "batch_size", (double)options->batch);
+    number(json, "seq_length", (double)options->sequence);
+    number(json, "hidden_size", (double)options->hidden);
+    number(json, "depth", (double)options->depth);
+    number(json, "mlp_ratio", (double)options->mlp_ratio);
+    number(json, "iters", (double)options->iterations);
+    number(json, "lanes", (double)options->lanes);
+    number(json, "seed", (double)options->seed);
+    number(json, "parameters", (double)result->parameters);
 }
 
 int bench_report_json(const char *path, int argc, char **argv, const struct bench_options *options,
                       const struct bench_result *result)
 {
     FILE *file = fopen(path, "w");
-    time_t now = time(NULL);
-    struct tm utc;
-    char date[32] = "";
-    int failed;
+    struct json json = json_to(file);
 
     if (!file) {
         return -1;
     }
-    if (gmtime_r(&now, &utc)) {
-        strftime(date, sizeof(date), "%Y-%m-%d", &utc);
-    }
-    fprintf(
-        file,
-        "{\"rows\": [\n  {\"program\": \"dit_bench\", \"version\": \"%s\",\n"
-        "   \"mode\": \"%s\", \"dtype\": \"%s\", \"case\": \"%lldx%lld%s\", \"backend\": \"%s\","
-        " \"issue\": \"%s\",\n   \"finite\": %s, \"date\": \"%s\", \"driver\": %d,\n"
-        "   \"card\": ",
-        fp8pipe_version(), mode(options), bench_dtype_name(options->dtype),
-        (long long)options->batch, (long long)options->sequence, options->dynamic ? " dynamic" : "",
-        backend(result), options->is_inline ? "inline" : "async",
-        result->fault[0] ? "false" : "true", date, (int)result->device.driver);
-    json_text(file, result->device.name);
-    json_number(file, "batch_size", (double)options->batch);
-    json_number(file, "seq_length", (double)options->sequence);
-    json_number(file, "hidden_size", (double)options->hidden);
-    json_number(file, "depth", (double)options->depth);
-    json_number(file, "mlp_ratio", (double)options->mlp_ratio);
-    json_number(file, "iters", (double)options->iterations);
-    json_number(file, "lanes", (double)options->lanes);
-    json_number(file, "seed", (double)options->seed);
-    json_number(file, "parameters", (double)result->parameters);
-    fprintf(file, ",\n   \"arguments\": [");
+    json_object(&json, NULL);
+    json_list(&json, "rows");
+    json_line(&json, 2);
+    json_object(&json, NULL);
+    write_run(&json, options, result);
+    json_line(&json, 3);
+    json_list(&json, "arguments");
     for (int i = 1; i < argc; i++) {
-        fputs(i > 1 ? ", " : "", file);
-        json_text(file, argv[i]);
+        json_text(&json, NULL, argv[i]);
     }
-    fprintf(file, "]");
+    json_list_end(&json);
     if (result->fault[0]) {
-        fprintf(file, ",\n   \"fault\": ");
-        json_text(file, result->fault);
+        json_line(&json, 3);
+        json_text(&json, "fault", result->fault);
     } else {
-        json_times(file, options, result);
+        write_times(&json, options, result);
     }
-    fprintf(file, "\n  }\n]}\n");
-    failed = ferror(file);
-    return fclose(file) != 0 || failed ? -1 : 0;
+    json_line(&json, 2);
+    json_object_end(&json);
+    json_line(&json, 0);
+    json_list_end(&json);
+    json_object_end(&json);
+    return json_close(&json);
 }
 
 int bench_report_path_check(const char *path)

@@ -1,0 +1,163 @@
+#include "json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+
+struct json json_to(FILE *file)
+{
+    return (struct json){.file = file, .indent = -1};
+}
+
+int json_close(struct json *json)
+{
+    int failed;
+
+    if (json->file == NULL) {
+        return 0;
+    }
+    putc('\n', json->file);
+    failed = ferror(json->file);
+    if (fclose(json->file) != 0) {
+        return -1;
+    }
+    if (failed) {
+        errno = EIO; /* the write's own is long gone */
+    }
+    return failed ? -1 : 0;
+}
+
+void json_line(struct json *json, int indent)
+{
+    json->indent = indent;
+}
+
+/* ---- Items --------------------------------------------------------------------------------- */
+
+static void line_begin(struct json *json)
+{
+    fprintf(json->file, "\n%*s", json->indent, "");
+    json->indent = -1;
+}
+
+static void quote(FILE *file, const char *text)
+{
+    putc('"', file);
+    for (; *text != '\0'; text++) {
+        if (*text == '"' || *text == '\\') {
+            putc('\\', file);
+        }
+        if ((unsigned char)*text >= ' ') {
+            putc(*text, file);
+        }
+    }
+    putc('"', file);
+}
+
+/* What stands before an item's value. False: there is no file. */
+static bool item(struct json *json, const char *name)
+{
+    if (json->file == NULL) {
+        return false;
+    }
+    if (json->behind) {
+        putc(',', json->file);
+    }
+    if (json->indent >= 0) {
+        line_begin(json);
+    } else if (json->behind) {
+        putc(' ', json->file);
+    }
+    json->behind = true;
+    if (name != NULL) {
+        quote(json->file, name);
+        fputs(": ", json->file);
+    }
+    return true;
+}
+
+static void nest(struct json *json, const char *name, char bracket)
+{
+    if (item(json, name)) {
+        putc(bracket, json->file);
+        json->behind = false;
+    }
+}
+
+static void nest_end(struct json *json, char bracket)
+{
+    if (json->file == NULL) {
+        return;
+    }
+    if (json->indent >= 0) {
+        line_begin(json);
+    }
+    putc(bracket, json->file);
+    json->behind = true;
+}
+
+void json_object(struct json *json, const char *name)
+{
+    nest(json, name, '{');
+}
+
+void json_object_end(struct json *json)
+{
+    nest_end(json, '}');
+}
+
+void json_list(struct json *json, const char *name)
+{
+    nest(json, name, '[');
+}
+
+void json_list_end(struct json *json)
+{
+    nest_end(json, ']');
+}
+
+void json_text(struct json *json, const char *name, const char *text)
+{
+    if (item(json, name)) {
+        quote(json->file, text);
+    }
+}
+
+void json_truth(struct json *json, const char *name, bool value)
+{
+    if (item(json, name)) {
+        fputs(value ? "true" : "false", json->file);
+    }
+}
+
+void json_integer(struct json *json, const char *name, int64_t value)
+{
+    if (item(json, name)) {
+        fprintf(json->file, "%" PRId64, value);
+    }
+}
+
+/* Of so many digits, `fixed`: behind the point. */
+static void real(struct json *json, const char *name, bool fixed, int digits, double value)
+{
+    if (!item(json, name)) {
+        return;
+    }
+    if (!isfinite(value)) {
+        fputs("null", json->file);
+    } else if (fixed) {
+        fprintf(json->file, "%.*f", digits, value);
+    } else {
+        fprintf(json->file, "%.*g", digits, value);
+    }
+}
+
+void json_number(struct json *json, const char *name, double value)
+{
+    real(json, name, false, 9, value);
+}
+
+void json_fixed(struct json *json, const char *name, int decimals, double value)
+{
+    real(json, name, true, decimals, value);
+}
