@@ -32,6 +32,13 @@ struct modulate_case {
     bool odd;                 /* strides and alignments that are no multiple of 16 bytes */
 };
 
+static void case_tell(const char *what, const struct modulate_case *c)
+{
+    diag("%s: %lld x %lld %s, rows %d, given %#x, norm %d, %s", what, (long long)c->rows,
+         (long long)c->cols, test_dtype_name(c->dtype), c->kind, c->given, c->norm,
+         c->odd ? "odd" : "aligned");
+}
+
 #define MATRICES 20
 
 /* What both directions share: operands in the backend's memory and in float64. */
@@ -70,11 +77,12 @@ static struct test_matrix *make_output(struct given *g, enum fp8pipe_dtype dtype
     return made;
 }
 
-static struct fp8pipe_vector as_vector(const struct fp8pipe_matrix *m)
+/* A weight or a bias of random values, which the caller gets in *dense. */
+static struct fp8pipe_vector make_vector(struct given *g, double **dense)
 {
-    struct fp8pipe_vector v = {m->data, m->cols, m->dtype, 0};
+    struct fp8pipe_matrix m = make(g, FP8PIPE_FP32, 1, g->c->cols, 1, dense);
 
-    return v;
+    return (struct fp8pipe_vector){m.data, m.cols, m.dtype, 0};
 }
 
 /* Groups of uneven length; some have no tokens. */
@@ -146,16 +154,26 @@ static bool holds(const char *what, const struct test_matrix *m, const double *w
     return error <= tolerance(m->view.dtype) && test_matrix_damage(m) == 0;
 }
 
-/* A scaling with one slot: E4M3, with or without a scale. */
-/* Whether a tensor holds the codes of `values` [rows, cols], a float32 matrix of the backend's. */
-static bool quantized(struct fp8pipe *pipe, struct fp8pipe_tensor *tensor,
-                      struct fp8pipe_scaling *scaling, const struct test_matrix *values,
-                      float initial_scale)
+/* Both copies, by a scaling of one slot: E4M3, with or without a scale. */
+static struct fp8pipe_quantized quantized_make(struct fp8pipe *pipe, float initial_scale)
+{
+    struct fp8pipe_quantized out = FP8PIPE_QUANTIZED_NONE;
+
+    out.scaling = test_scaling(pipe, 1, initial_scale);
+    out.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
+    must(fp8pipe_tensor_create(pipe, &out.tensor));
+    return out;
+}
+
+/* Whether the tensor holds the codes of `values` [rows, cols], a float32 matrix of the backend's;
+ * gives tensor and scaling back. */
+static bool quantized_holds(struct fp8pipe *pipe, const struct fp8pipe_quantized *out,
+                            const struct test_matrix *values, float initial_scale)
 {
     int64_t rows = values->view.rows, cols = values->view.cols, wrong = 0;
     float *dense = test_calloc((size_t)(rows * cols), sizeof(float)), amax = 0, scale;
-    struct test_fp8 fp8 = test_tensor_read(pipe, tensor);
-    struct fp8pipe_slot_state slot = test_slot(scaling, 0);
+    struct test_fp8 fp8 = test_tensor_read(pipe, out->tensor);
+    struct fp8pipe_slot_state slot = test_slot(out->scaling, 0);
 
     test_matrix_get_raw(values, dense);
     for (int64_t i = 0; i < rows * cols; i++)
@@ -174,6 +192,8 @@ static bool quantized(struct fp8pipe *pipe, struct fp8pipe_tensor *tensor,
     free(dense);
     wrong += slot.amax != amax || fp8.scale_inv != 1 / scale;
     test_fp8_free(&fp8);
+    must(fp8pipe_tensor_destroy(out->tensor));
+    must(fp8pipe_scaling_destroy(out->scaling));
     return wrong == 0;
 }
 
@@ -204,14 +224,10 @@ static bool forward_agrees(struct fp8pipe *pipe, const struct modulate_case *c, 
         op.scale = make(&g, other, of->groups, c->cols, 1, &of->scale);
     if (c->given & SHIFT)
         op.shift = make(&g, c->dtype, of->groups, c->cols, 1, &of->shift);
-    if (c->given & WEIGHT) {
-        struct fp8pipe_matrix m = make(&g, FP8PIPE_FP32, 1, c->cols, 1, &of->weight);
-        op.weight = as_vector(&m);
-    }
-    if (c->given & BIAS) {
-        struct fp8pipe_matrix m = make(&g, FP8PIPE_FP32, 1, c->cols, 1, &of->bias);
-        op.bias = as_vector(&m);
-    }
+    if (c->given & WEIGHT)
+        op.weight = make_vector(&g, &of->weight);
+    if (c->given & BIAS)
+        op.bias = make_vector(&g, &of->bias);
     if (x_out == NULL && (c->given & X_OUT))
         x_out = make_output(&g, c->dtype, c->rows, c->cols);
     z = make_output(&g, FP8PIPE_FP32, c->rows, c->cols);
@@ -226,9 +242,7 @@ static bool forward_agrees(struct fp8pipe *pipe, const struct modulate_case *c, 
         op.x_out = x_out->view;
     op.mean = mean->view.data;
     op.rstd = rstd->view.data;
-    op.out.scaling = test_scaling(pipe, 1, initial_scale);
-    must(fp8pipe_tensor_create(pipe, &op.out.tensor));
-    op.out.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
+    op.out = quantized_make(pipe, initial_scale);
     op.out.column_sums = test_vector(sums);
     must(fp8pipe_modulate(pipe, &op, NULL));
     test_drain(pipe);
@@ -253,15 +267,11 @@ static bool forward_agrees(struct fp8pipe *pipe, const struct modulate_case *c, 
         equal &= holds("rstd", rstd, rstd_wanted);
     }
     equal &= holds("column_sums", sums, sums_wanted);
-    equal &= quantized(pipe, op.out.tensor, op.out.scaling, z, initial_scale);
-    must(fp8pipe_tensor_destroy(op.out.tensor));
-    must(fp8pipe_scaling_destroy(op.out.scaling));
+    equal &= quantized_holds(pipe, &op.out, z, initial_scale);
     free(added), free(z_wanted), free(mean_wanted), free(rstd_wanted), free(sums_wanted);
     give_end(&g);
     if (!equal)
-        diag("forward: %lld x %lld %s, rows %d, given %#x, norm %d, %s", (long long)c->rows,
-             (long long)c->cols, test_dtype_name(c->dtype), c->kind, c->given, c->norm,
-             c->odd ? "odd" : "aligned");
+        case_tell("forward", c);
     return equal;
 }
 
@@ -294,14 +304,10 @@ static bool backward_agrees(struct fp8pipe *pipe, const struct modulate_case *c,
         op.gate = make(&g, other, of->groups, c->cols, 1, &of->gate);
     if (c->given & SCALE)
         op.scale = make(&g, c->dtype, of->groups, c->cols, 1, &of->scale);
-    if (c->given & WEIGHT) {
-        struct fp8pipe_matrix m = make(&g, FP8PIPE_FP32, 1, c->cols, 1, &of->weight);
-        op.weight = as_vector(&m);
-    }
-    if (c->given & BIAS) {
-        struct fp8pipe_matrix m = make(&g, FP8PIPE_FP32, 1, c->cols, 1, &of->bias);
-        op.bias = as_vector(&m);
-    }
+    if (c->given & WEIGHT)
+        op.weight = make_vector(&g, &of->weight);
+    if (c->given & BIAS)
+        op.bias = make_vector(&g, &of->bias);
     stats[0] = test_calloc((size_t)c->rows, sizeof(double));
     stats[1] = test_calloc((size_t)c->rows, sizeof(double));
     z = test_calloc(count, sizeof(double));
@@ -332,9 +338,7 @@ static bool backward_agrees(struct fp8pipe *pipe, const struct modulate_case *c,
     test_matrix_set(dbias, z);
     op.dweight = test_vector(dweight);
     op.dbias = test_vector(dbias);
-    op.out.scaling = test_scaling(pipe, 1, 0);
-    must(fp8pipe_tensor_create(pipe, &op.out.tensor));
-    op.out.copies = FP8PIPE_ROWWISE | FP8PIPE_TRANSPOSED;
+    op.out = quantized_make(pipe, 0);
     must(fp8pipe_modulate_backward(pipe, &op, NULL));
     test_drain(pipe);
 
@@ -360,16 +364,12 @@ static bool backward_agrees(struct fp8pipe *pipe, const struct modulate_case *c,
     equal &= holds("dshift", dshift, to.dshift);
     equal &= holds("dweight", dweight, to.dweight);
     equal &= holds("dbias", dbias, to.dbias);
-    equal &= quantized(pipe, op.out.tensor, op.out.scaling, c->given & Y ? dy : dx, 0);
-    must(fp8pipe_tensor_destroy(op.out.tensor));
-    must(fp8pipe_scaling_destroy(op.out.scaling));
+    equal &= quantized_holds(pipe, &op.out, c->given & Y ? dy : dx, 0);
     free(to.dx), free(to.dy), free(to.dgate), free(to.dscale), free(to.dshift), free(to.dweight);
     free(to.dbias), free(dz), free(dx_out), free(stats[0]), free(stats[1]), free(z);
     give_end(&g);
     if (!equal)
-        diag("backward: %lld x %lld %s, rows %d, given %#x, norm %d, %s", (long long)c->rows,
-             (long long)c->cols, test_dtype_name(c->dtype), c->kind, c->given, c->norm,
-             c->odd ? "odd" : "aligned");
+        case_tell("backward", c);
     return equal;
 }
 

@@ -23,7 +23,7 @@ static void sum_later(struct side *s, const char *name, struct kernel_view by_to
     summed->wanted = side_next(s);
     if (!summed->wanted)
         return;
-    side_place(s, name, shape->groups == 0 ? shape->rows : shape->groups, false, false, views);
+    side_place(s, name, side_groups(s), false, false, views);
     if (shape->groups == 0) {
         by_token[0] = views[0];
         by_token[1] = views[1];
@@ -43,23 +43,43 @@ static void sum_later(struct side *s, const char *name, struct kernel_view by_to
     }
 }
 
+struct launch {
+    struct kernel_modulate_backward_args args[2];
+    struct summed summed[3];
+};
+
+static void on_device(void *arg)
+{
+    const struct launch *launch = arg;
+
+    launched(kernel_modulate_backward_cuda(&launch->args[1], NULL), "modulate_backward");
+    for (int i = 0; i < 3; i++)
+        if (launch->summed[i].wanted)
+            launched(kernel_group_sums_cuda(&launch->summed[i].args[1], NULL), "group_sums");
+}
+
+static void on_host(void *arg)
+{
+    const struct launch *launch = arg;
+
+    kernel_modulate_backward_host(&launch->args[0]);
+    for (int i = 0; i < 3; i++)
+        if (launch->summed[i].wanted)
+            kernel_group_sums_host(&launch->summed[i].args[0]);
+}
+
 static bool backward_agrees(const struct shape *shape)
 {
     struct side s = {.shape = shape};
-    struct kernel_modulate_backward_args args[2];
+    struct launch launch;
+    struct kernel_modulate_backward_args *const args = launch.args;
+    struct summed *const summed = launch.summed;
     struct kernel_view views[2], by_token[2];
-    int64_t groups = shape->groups == 0 ? shape->rows : shape->groups;
+    const int64_t groups = side_groups(&s);
     int64_t parts = (shape->rows + KERNEL_SUM_ROWS - 1) / KERNEL_SUM_ROWS;
-    struct fp8pipe_quantize_target targets[2];
-    struct summed summed[3];
-    const int32_t *rows_of[2] = {NULL, NULL};
-    struct entry *sums;
-    uint8_t *before[TWINS];
     float *values[2];
-    bool quantizes, equal;
 
-    memset(args, 0, sizeof(args));
-    memset(summed, 0, sizeof(summed));
+    memset(&launch, 0, sizeof(launch));
     PLACE(x_out, "x_out", shape->rows, false, true);
     if (side_next(&s))
         PLACE(dz, "dz", shape->rows, false, true);
@@ -105,53 +125,15 @@ static bool backward_agrees(const struct shape *shape)
         if (side_next(&s))
             FLOATS(bias_partials, "bias_partials", parts * shape->cols, false);
     }
-    side_floats(&s, "mean", shape->rows, true, values);
-    args[0].mean = values[0];
-    args[1].mean = values[1];
-    side_floats(&s, "rstd", shape->rows, true, values);
-    args[0].rstd = values[0];
-    args[1].rstd = values[1];
+    FLOATS(mean, "mean", shape->rows, true);
+    FLOATS(rstd, "rstd", shape->rows, true);
     if (shape->norm != FP8PIPE_NORM_NONE)
         FLOATS(row_means, "row means", 2 * shape->rows, false);
-    if (shape->groups > 1)
-        side_take_rows(&s, rows_of);
-    quantizes = side_next(&s) || side_next(&s);
-    sums = side_aim(&s, quantizes, targets);
-    memory_upload(&s.memory);
-    for (int side = 0; side < 2; side++) {
-        args[side].rows = shape->rows;
-        args[side].cols = shape->cols;
-        args[side].rows_of = rows_of[side];
-        args[side].norm = shape->norm;
-        args[side].target = targets[side];
-    }
-    for (int time = 0; time < 2; time++) {
-        launched(kernel_modulate_backward_cuda(&args[1], NULL), "modulate_backward");
-        for (int i = 0; i < 3; i++)
-            if (summed[i].wanted) {
-                summed[i].args[1].rows_of = rows_of[1];
-                launched(kernel_group_sums_cuda(&summed[i].args[1], NULL), "group_sums");
-            }
-        if (time == 0) {
-            for (int i = 0; i < s.memory.count; i++)
-                before[i] = twin_download(&s.memory.of[i].twin);
-            memory_upload(&s.memory);
-        }
-    }
-    equal = memory_repeats(&s.memory, before);
-    kernel_modulate_backward_host(&args[0]);
+    AIM();
     for (int i = 0; i < 3; i++)
-        if (summed[i].wanted) {
-            summed[i].args[0].rows_of = rows_of[0];
-            kernel_group_sums_host(&summed[i].args[0]);
-        }
-    equal &= memory_equal(&s.memory);
-    if (quantizes && targets[0].amax != NULL)
-        equal &= memory_sums_agree(sums, float_from_bits(*targets[0].amax));
-    if (!equal)
-        shape_tell("modulate_backward", shape);
-    memory_free(&s.memory);
-    return equal;
+        for (int side = 0; side < 2; side++)
+            summed[i].args[side].rows_of = s.rows_of[side];
+    return side_agrees(&s, "modulate_backward", on_device, on_host, &launch);
 }
 
 /* Tiles that are whole, which have code of their own, and one more row or unit. */

@@ -7,19 +7,25 @@
 
 #include "kernels/convert.h"
 
+/* args: of both sides. */
+static void on_device(void *args)
+{
+    launched(kernel_modulate_cuda((const struct kernel_modulate_args *)args + 1, NULL), "modulate");
+}
+
+static void on_host(void *args)
+{
+    kernel_modulate_host(args);
+}
+
 static bool forward_agrees(const struct shape *shape)
 {
     struct side s = {.shape = shape};
     struct kernel_modulate_args args[2];
     struct kernel_view views[2];
-    int64_t groups = shape->groups == 0 ? shape->rows : shape->groups;
-    struct fp8pipe_quantize_target targets[2];
-    const int32_t *rows_of[2] = {NULL, NULL};
-    struct entry *sums;
-    uint8_t *before[TWINS];
+    const int64_t groups = side_groups(&s);
     float *values[2];
-    bool has_y = side_next(&s), has_gate = side_next(&s) && has_y, quantizes;
-    bool in_place = false, equal;
+    bool has_y = side_next(&s), has_gate = side_next(&s) && has_y;
 
     memset(args, 0, sizeof(args));
     PLACE(x, "x", shape->rows, false, true);
@@ -28,8 +34,7 @@ static bool forward_agrees(const struct shape *shape)
     if (has_gate)
         PLACE(gate, "gate", groups, true, true);
     if (side_next(&s)) {
-        in_place = side_next(&s);
-        if (in_place) {
+        if (side_next(&s)) {
             args[0].x_out = args[0].x;
             args[1].x_out = args[1].x;
         } else {
@@ -50,33 +55,9 @@ static bool forward_agrees(const struct shape *shape)
         FLOATS(mean, "mean", shape->rows, false);
         FLOATS(rstd, "rstd", shape->rows, false);
     }
-    if (shape->groups > 1)
-        side_take_rows(&s, rows_of);
-    quantizes = side_next(&s) || side_next(&s);
-    sums = side_aim(&s, quantizes, targets);
-    memory_upload(&s.memory);
-    for (int side = 0; side < 2; side++) {
-        args[side].rows = shape->rows;
-        args[side].cols = shape->cols;
-        args[side].rows_of = rows_of[side];
-        args[side].norm = shape->norm;
-        args[side].epsilon = 1e-6f;
-        args[side].target = targets[side];
-    }
-    launched(kernel_modulate_cuda(&args[1], NULL), "modulate");
-    for (int i = 0; i < s.memory.count; i++)
-        before[i] = twin_download(&s.memory.of[i].twin);
-    memory_upload(&s.memory);
-    launched(kernel_modulate_cuda(&args[1], NULL), "modulate");
-    equal = memory_repeats(&s.memory, before);
-    kernel_modulate_host(&args[0]);
-    equal &= memory_equal(&s.memory);
-    if (quantizes && targets[0].amax != NULL)
-        equal &= memory_sums_agree(sums, float_from_bits(*targets[0].amax));
-    if (!equal)
-        shape_tell("modulate", shape);
-    memory_free(&s.memory);
-    return equal;
+    AIM();
+    args[0].epsilon = args[1].epsilon = 1e-6f;
+    return side_agrees(&s, "modulate", on_device, on_host, args);
 }
 
 /* What the rows way takes: codes, with or without their transpose, and their amax. In bits of

@@ -44,7 +44,8 @@ static bool entry_equal(const struct entry *entry)
     return equal;
 }
 
-bool memory_equal(const struct memory *m)
+/* Whether both sides are the same, but for a NaN's payload. */
+static bool memory_equal(const struct memory *m)
 {
     bool equal = true;
 
@@ -53,21 +54,71 @@ bool memory_equal(const struct memory *m)
     return equal;
 }
 
-void memory_upload(const struct memory *m)
+static void memory_upload(const struct memory *m)
 {
     for (int i = 0; i < m->count; i++)
         twin_upload(&m->of[i].twin);
 }
 
-void memory_free(struct memory *m)
+static void memory_free(struct memory *m)
 {
     for (int i = 0; i < m->count; i++)
         twin_free(&m->of[i].twin);
 }
 
+/* Sums of up to 64 values, each at most `largest`, in two orders. */
+static bool memory_sums_agree(const struct entry *entry, float largest)
+{
+    uint8_t *bytes = twin_download(&entry->twin);
+    const float *device = (const float *)(const void *)bytes;
+    const float *host = (const float *)(const void *)entry->twin.host;
+    size_t guard = GUARD_BYTES / sizeof(float), count = entry->twin.bytes / sizeof(float);
+    bool equal = true;
+
+    for (size_t i = 0; equal && i < count; i++) {
+        bool around = i < guard || i >= count - guard;
+        double bound = around ? 0 : 64 * 64 * FLT_EPSILON * (double)largest;
+
+        /* Where values are not finite, or their sums might not be, the order may tell. */
+        if (!around && !(largest < FLT_MAX / 64))
+            continue;
+        equal = memcmp(&device[i], &host[i], sizeof(float)) == 0 ||
+                fabs((double)device[i] - (double)host[i]) <= bound;
+        if (!equal)
+            diag("partial sums, %zu: device %a, host %a", i - guard, (double)device[i],
+                 (double)host[i]);
+    }
+    free(bytes);
+    return equal;
+}
+
+/* Whether the device has written the same bytes again; frees those that it had written before. */
+static bool memory_repeats(const struct memory *m, uint8_t *before[TWINS])
+{
+    bool same = true;
+
+    for (int i = 0; i < m->count; i++) {
+        uint8_t *after = twin_download(&m->of[i].twin);
+
+        same &= memcmp(before[i], after, m->of[i].twin.bytes) == 0;
+        if (memcmp(before[i], after, m->of[i].twin.bytes) != 0)
+            diag("%s: not the same a second time", m->of[i].name);
+        free(after);
+        free(before[i]);
+    }
+    return same;
+}
+
+/* ---- What varies -------------------------------------------------------------------------- */
+
 bool side_next(struct side *s)
 {
     return s->shape->given >> s->bit++ % 24 & 1;
+}
+
+int64_t side_groups(const struct side *s)
+{
+    return s->shape->groups == 0 ? s->shape->rows : s->shape->groups;
 }
 
 void side_place(struct side *s, const char *name, int64_t rows, bool one_for_all, bool input,
@@ -104,7 +155,8 @@ void side_floats(struct side *s, const char *name, int64_t count, bool input, fl
     keep(&s->memory, name, twin, FP8PIPE_FP32, false);
 }
 
-void side_take_rows(struct side *s, const int32_t *sides[2])
+/* Groups of all lengths, some empty. */
+static void take_rows(struct side *s)
 {
     const struct shape *shape = s->shape;
     struct twin twin = twin_make((size_t)shape->rows * sizeof(int32_t));
@@ -116,12 +168,12 @@ void side_take_rows(struct side *s, const int32_t *sides[2])
             group += (int32_t)test_random_range(&rng, 1, 2);
         rows_of[i] = group;
     }
-    sides[0] = rows_of;
-    sides[1] = twin_device(&twin);
+    s->rows_of[0] = rows_of;
+    s->rows_of[1] = twin_device(&twin);
     keep(&s->memory, "rows_of", twin, FP8PIPE_FP32, true);
 }
 
-struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_target targets[2])
+static void take_target(struct side *s, bool quantizes)
 {
     const struct shape *shape = s->shape;
     int64_t row_stride = (shape->cols + 15) / 16 * 16 + test_random_range(&rng, 0, 5) / 5 * 208;
@@ -138,7 +190,6 @@ struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_t
         twin_make(transposed ? (size_t)(shape->cols * transposed_stride) : 0);
     struct twin partials = twin_make(sums ? (size_t)(parts * shape->cols) * sizeof(float) : 0);
     float *floats_of = twin_host(&words);
-    struct entry *kept;
 
     zeros = twin_host(&extremes);
     zeros[0] = 5;
@@ -148,7 +199,7 @@ struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_t
     floats_of[2] = 0; /* own amax */
     floats_of[4] = 0; /* amax */
     for (int side = 0; side < 2; side++) {
-        struct fp8pipe_quantize_target *t = &targets[side];
+        struct fp8pipe_quantize_target *t = &s->targets[side];
         void *(*at)(const struct twin *) = side == 0 ? twin_host : twin_device;
         float *word = at(&words);
 
@@ -175,58 +226,47 @@ struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_t
     keep(&s->memory, "extremes", extremes, FP8PIPE_FP32, true);
     keep(&s->memory, "row-wise codes", row_twin, FP8PIPE_FP32, true);
     keep(&s->memory, "transposed codes", transposed_twin, FP8PIPE_FP32, true);
-    kept = keep(&s->memory, "partial sums", partials, FP8PIPE_FP32, false);
-    kept->skipped = true;
-    return kept;
+    s->sums = keep(&s->memory, "partial sums", partials, FP8PIPE_FP32, false);
+    s->sums->skipped = true;
 }
 
-bool memory_sums_agree(const struct entry *entry, float largest)
+void side_aim(struct side *s)
 {
-    uint8_t *bytes = twin_download(&entry->twin);
-    const float *device = (const float *)(const void *)bytes;
-    const float *host = (const float *)(const void *)entry->twin.host;
-    size_t guard = GUARD_BYTES / sizeof(float), count = entry->twin.bytes / sizeof(float);
-    bool equal = true;
-
-    for (size_t i = 0; equal && i < count; i++) {
-        bool around = i < guard || i >= count - guard;
-        double bound = around ? 0 : 64 * 64 * FLT_EPSILON * (double)largest;
-
-        /* Where values are not finite, or their sums might not be, the order may tell. */
-        if (!around && !(largest < FLT_MAX / 64))
-            continue;
-        equal = memcmp(&device[i], &host[i], sizeof(float)) == 0 ||
-                fabs((double)device[i] - (double)host[i]) <= bound;
-        if (!equal)
-            diag("partial sums, %zu: device %a, host %a", i - guard, (double)device[i],
-                 (double)host[i]);
-    }
-    free(bytes);
-    return equal;
+    if (s->shape->groups > 1)
+        take_rows(s);
+    take_target(s, side_next(s) || side_next(s));
 }
 
-bool memory_repeats(const struct memory *m, uint8_t *before[TWINS])
-{
-    bool same = true;
-
-    for (int i = 0; i < m->count; i++) {
-        uint8_t *after = twin_download(&m->of[i].twin);
-
-        same &= memcmp(before[i], after, m->of[i].twin.bytes) == 0;
-        if (memcmp(before[i], after, m->of[i].twin.bytes) != 0)
-            diag("%s: not the same a second time", m->of[i].name);
-        free(after);
-        free(before[i]);
-    }
-    return same;
-}
-
-void shape_tell(const char *what, const struct shape *c)
+static void shape_tell(const char *what, const struct shape *c)
 {
     diag("%s: %lld x %lld, %lld groups, %s, data %d, given %#x, norm %d, %s, %s%s", what,
          (long long)c->rows, (long long)c->cols, (long long)c->groups, c->fast ? "fast" : "any",
          c->data, c->given, c->norm, test_format_name(c->format), c->own ? "own " : "",
          c->has_scale ? "has scale" : "");
+}
+
+bool side_agrees(struct side *s, const char *kernel, void (*on_device)(void *launch),
+                 void (*on_host)(void *launch), void *launch)
+{
+    const uint32_t *amax = s->targets[0].amax;
+    uint8_t *before[TWINS];
+    bool agree;
+
+    memory_upload(&s->memory);
+    on_device(launch);
+    for (int i = 0; i < s->memory.count; i++)
+        before[i] = twin_download(&s->memory.of[i].twin);
+    memory_upload(&s->memory);
+    on_device(launch);
+    agree = memory_repeats(&s->memory, before);
+    on_host(launch);
+    agree &= memory_equal(&s->memory);
+    if (amax != NULL)
+        agree &= memory_sums_agree(s->sums, float_from_bits(*amax));
+    if (!agree)
+        shape_tell(kernel, s->shape);
+    memory_free(&s->memory);
+    return agree;
 }
 
 /* ---- Cases -------------------------------------------------------------------------------- */

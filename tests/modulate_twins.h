@@ -25,15 +25,6 @@ struct memory {
     } of[TWINS];
 };
 
-/* Whether both sides are the same, but for a NaN's payload. */
-bool memory_equal(const struct memory *m);
-/* Whether the device has written the same bytes again; frees those that it had written before. */
-bool memory_repeats(const struct memory *m, uint8_t *before[TWINS]);
-void memory_upload(const struct memory *m);
-void memory_free(struct memory *m);
-/* Sums of up to 64 values, each at most `largest`, in two orders. */
-bool memory_sums_agree(const struct entry *entry, float largest);
-
 /* ---- What varies -------------------------------------------------------------------------- */
 
 struct shape {
@@ -53,19 +44,31 @@ struct side {
     const struct shape *shape;
     struct memory memory;
     unsigned bit;
+    /* By side_aim. */
+    const int32_t *rows_of[2];
+    struct fp8pipe_quantize_target targets[2];
+    struct entry *sums; /* of the target */
 };
 
 /* Whether the next operand is there. */
 bool side_next(struct side *s);
+/* How many rows there are of what is given by group. */
+int64_t side_groups(const struct side *s);
 /* A matrix, by `views` for both sides; stride 0 in a view for one row that stands for all. */
 void side_place(struct side *s, const char *name, int64_t rows, bool one_for_all, bool input,
                 struct kernel_view views[2]);
 /* `count` float32; random, or to be written. */
 void side_floats(struct side *s, const char *name, int64_t count, bool input, float *sides[2]);
-/* Rows that tokens take: groups of all lengths, some empty. */
-void side_take_rows(struct side *s, const int32_t *sides[2]);
-/* Where the result goes. The sums are in another order than the host's. */
-struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_target targets[2]);
+/* After the operands: which row of what is given by group each token takes, and where the result
+ * goes. */
+void side_aim(struct side *s);
+/*
+ * Whether the device, launched twice, writes the same bytes both times, and those that the host
+ * does: but for a NaN's payload, and the target's sums, which are in another order. Ends the case:
+ * tells of it where it does not agree, and frees its memory.
+ */
+bool side_agrees(struct side *s, const char *kernel, void (*on_device)(void *launch),
+                 void (*on_host)(void *launch), void *launch);
 
 /* For a function with `s`, `args`, `views` and `values`: a field of both sides. */
 #define PLACE(field, name, rows, by_row, input)                                                    \
@@ -80,12 +83,23 @@ struct entry *side_aim(struct side *s, bool quantizes, struct fp8pipe_quantize_t
         args[0].field = values[0];                                                                 \
         args[1].field = values[1];                                                                 \
     } while (0)
+/* What every launch is told, after its operands. */
+#define AIM()                                                                                      \
+    do {                                                                                           \
+        side_aim(&s);                                                                              \
+        for (int side = 0; side < 2; side++) {                                                     \
+            args[side].rows = shape->rows;                                                         \
+            args[side].cols = shape->cols;                                                         \
+            args[side].rows_of = s.rows_of[side];                                                  \
+            args[side].norm = shape->norm;                                                         \
+            args[side].target = s.targets[side];                                                   \
+        }                                                                                          \
+    } while (0)
 
 /* ---- Cases -------------------------------------------------------------------------------- */
 
 bool shapes_are_small(void); /* FP8PIPE_TEST_SMALL is set */
 struct shape shape_random(bool fast, int64_t rows, int64_t cols, int i);
-void shape_tell(const char *what, const struct shape *c);
 
 /* Random shapes, edges and large ones. */
 void shapes_test(const char *kernel, bool (*agrees)(const struct shape *shape));
