@@ -420,8 +420,9 @@ int main(int argc, char **argv)
     json_text(&issue_json, "version", fp8pipe_version());
     json_text(&issue_json, "backend", "cuda");
     json_list(&issue_json, "results");
-    json_line(&issue_json, 2);
+    json_lines(&issue_json, 2);
     json_object(&issue_json, NULL);
+    json_lines(&issue_json, -1);
     json_text(&issue_json, "name", "runs");
     json_text(&issue_json, "unit", "");
     json_integer(&issue_json, "value", runs);
@@ -429,8 +430,9 @@ int main(int argc, char **argv)
     table_hot(runs);
     table_new(runs < 5 ? runs : 5);
     issue_chains();
-    json_line(&issue_json, 0);
+    json_lines(&issue_json, 0);
     json_list_end(&issue_json);
+    json_lines(&issue_json, -1);
     json_object_end(&issue_json);
     if (json_close(&issue_json) != 0) {
         fprintf(stderr, "issue: --json: %s\n", strerror(errno));

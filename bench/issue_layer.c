@@ -37,8 +37,9 @@ void report(const char *name, const char *unit, double value)
 {
     printf("%-52s %10.2f %s\n", name, value, unit);
     fflush(stdout);
-    json_line(&issue_json, 2);
+    json_lines(&issue_json, 2);
     json_object(&issue_json, NULL);
+    json_lines(&issue_json, -1);
     json_text(&issue_json, "name", name);
     json_text(&issue_json, "unit", unit);
     json_fixed(&issue_json, "value", 4, value);

@@ -267,8 +267,9 @@ static void measure(const struct bench_case *bench, const struct options *option
     printf("%-64s %4lld %8.2f %7.0f %6.1f %8.2f %8.2f\n", bench->name, (long long)mib, (double)us,
            gbs, gbs / copy_gbs * 100, (double)warm_us, (double)copy_us);
     fflush(stdout);
-    json_line(json, 4);
+    json_lines(json, 4);
     json_object(json, NULL);
+    json_lines(json, -1);
     json_text(json, "kernel", bench->name);
     json_integer(json, "mib", mib);
     json_integer(json, "bytes", subject.bytes);
@@ -360,15 +361,11 @@ int main(int argc, char **argv)
     printf("%s, driver %d, runtime %d; medians of %d\n", device.name, driver, runtime,
            (int)options.repeats);
     json_object(&json, NULL);
-    json_line(&json, 2);
+    json_lines(&json, 2);
     json_text(&json, "device", device.name);
-    json_line(&json, 2);
     json_integer(&json, "driver", driver);
-    json_line(&json, 2);
     json_integer(&json, "runtime", runtime);
-    json_line(&json, 2);
     json_integer(&json, "repeats", options.repeats);
-    json_line(&json, 2);
     json_list(&json, "kernels");
     printf("%-64s %4s %8s %7s %6s %8s %8s\n", "kernel", "MiB", "us", "GB/s", "% copy", "warm us",
            "copy us");
@@ -380,9 +377,9 @@ int main(int argc, char **argv)
         run_table(activation_variant_cases(), &options, &json);
         run_table(adamw_variant_cases(), &options, &json);
     }
-    json_line(&json, 2);
+    json_lines(&json, 2);
     json_list_end(&json);
-    json_line(&json, 0);
+    json_lines(&json, 0);
     json_object_end(&json);
     if (json_close(&json) != 0)
         bench_fail("--json: %s", strerror(errno));

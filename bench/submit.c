@@ -345,8 +345,9 @@ static void bursts(int runs, struct json *json)
            "median run %.2f ms, longest run %.2f ms (%.2f x), longest submit %.2f ms\n",
            runs, BURST_OPS, (double)median_ns / 1e6, (double)total_ns[runs - 1] / 1e6,
            (double)total_ns[runs - 1] / (double)median_ns, (double)longest_ns / 1e6);
-    json_line(json, 1);
+    json_lines(json, 1);
     json_object(json, "bursts");
+    json_lines(json, -1);
     json_integer(json, "runs", runs);
     json_integer(json, "producers", CALLERS_MAX);
     json_integer(json, "submits", BURST_OPS);
@@ -417,18 +418,19 @@ int main(int argc, char **argv)
                (long long)result.median_ns, (long long)result.p99_ns, (long long)result.max_ns,
                (unsigned long long)result.parked, (unsigned long long)result.full);
         fflush(stdout);
-        json_line(&json, 2);
+        json_lines(&json, 2);
         json_object(&json, NULL);
+        json_lines(&json, -1);
         json_text(&json, "name", settings[i].name);
         json_integer(&json, "median_ns", result.median_ns);
         json_integer(&json, "p99_ns", result.p99_ns);
         json_integer(&json, "longest_ns", result.max_ns);
         json_object_end(&json);
     }
-    json_line(&json, 1);
+    json_lines(&json, 1);
     json_list_end(&json);
     bursts((int)arguments.runs, &json);
-    json_line(&json, 0);
+    json_lines(&json, 0);
     json_object_end(&json);
     if (json_close(&json) != 0) {
         fprintf(stderr, "submit: --json: %s\n", strerror(errno));

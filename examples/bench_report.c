@@ -109,25 +109,18 @@ void bench_report_print(FILE *file, const struct bench_options *options,
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
 
-/* Each on a line of its own. */
-static void number(struct json *json, const char *name, double value)
-{
-    json_line(json, 3);
-    json_number(json, name, value);
-}
-
 static void write_floor(struct json *json, const struct bench_options *options,
                         const struct bench_result *result)
 {
     const struct bench_floor *floor = &result->floor;
 
-    number(json, "floor_ms", floor->ms);
-    number(json, "floor_gemms_ms", floor->gemms_ms);
-    number(json, "floor_traffic_bytes", floor->traffic_bytes);
-    number(json, "copy_bytes_per_s", floor->copy_bytes_per_s);
-    number(json, "over_floor", result->ms_mean / floor->ms);
-    json_line(json, 3);
+    json_number(json, "floor_ms", floor->ms);
+    json_number(json, "floor_gemms_ms", floor->gemms_ms);
+    json_number(json, "floor_traffic_bytes", floor->traffic_bytes);
+    json_number(json, "copy_bytes_per_s", floor->copy_bytes_per_s);
+    json_number(json, "over_floor", result->ms_mean / floor->ms);
     json_object(json, "gemm_us");
+    json_lines(json, -1);
     for (int i = 0; i < BENCH_LAYERS; i++) {
         json_object(json, layer_names[i]);
         for (int kind = 0; kind < (options->train ? BENCH_GEMMS : 1); kind++) {
@@ -136,50 +129,51 @@ static void write_floor(struct json *json, const struct bench_options *options,
         json_object_end(json);
     }
     json_object_end(json);
+    json_lines(json, 3);
 }
 
 static void write_first(struct json *json, const struct bench_first *first)
 {
-    number(json, "first_at_shape_shapes", (double)first->shapes);
-    number(json, "first_at_shape_ms_median", first->ms_median);
-    number(json, "first_at_shape_ratio_median", first->ratio_median);
-    number(json, "first_at_shape_ratio_worst", first->ratio_worst);
-    number(json, "first_at_shape_tokens_worst", (double)first->rows_worst);
+    json_number(json, "first_at_shape_shapes", (double)first->shapes);
+    json_number(json, "first_at_shape_ms_median", first->ms_median);
+    json_number(json, "first_at_shape_ratio_median", first->ratio_median);
+    json_number(json, "first_at_shape_ratio_worst", first->ratio_worst);
+    json_number(json, "first_at_shape_tokens_worst", (double)first->rows_worst);
 }
 
 static void write_times(struct json *json, const struct bench_options *options,
                         const struct bench_result *result)
 {
     if (options->loss_run) {
-        number(json, "loss", result->loss);
+        json_number(json, "loss", result->loss);
         return;
     }
     if (result->has_cosine) {
-        number(json, "cosine_median", result->cosine.median);
-        number(json, "cosine_worst", result->cosine.worst);
+        json_number(json, "cosine_median", result->cosine.median);
+        json_number(json, "cosine_worst", result->cosine.worst);
         return;
     }
-    number(json, "ms_mean", result->ms_mean);
-    number(json, "ms_median", result->ms_median);
+    json_number(json, "ms_mean", result->ms_mean);
+    json_number(json, "ms_median", result->ms_median);
     if (result->first.shapes > 0) {
         write_first(json, &result->first);
     }
-    number(json, "stream_ms_mean", result->stream_ms_mean);
-    number(json, "stream_ms_median", result->stream_ms_median);
-    number(json, "caller_cpu_ms", result->caller_cpu_ms);
-    number(json, "launcher_cpu_ms", result->launcher_cpu_ms);
-    number(json, "ops", result->ops);
-    number(json, "first_ms", result->first_ms);
-    number(json, "memory_bytes", result->memory_bytes);
-    number(json, "memory_expected_bytes", result->needed_bytes);
-    number(json, "plans", result->plans);
-    number(json, "plans_borrowed", result->plans_borrowed);
-    number(json, "plans_refined", result->plans_refined);
+    json_number(json, "stream_ms_mean", result->stream_ms_mean);
+    json_number(json, "stream_ms_median", result->stream_ms_median);
+    json_number(json, "caller_cpu_ms", result->caller_cpu_ms);
+    json_number(json, "launcher_cpu_ms", result->launcher_cpu_ms);
+    json_number(json, "ops", result->ops);
+    json_number(json, "first_ms", result->first_ms);
+    json_number(json, "memory_bytes", result->memory_bytes);
+    json_number(json, "memory_expected_bytes", result->needed_bytes);
+    json_number(json, "plans", result->plans);
+    json_number(json, "plans_borrowed", result->plans_borrowed);
+    json_number(json, "plans_refined", result->plans_refined);
     if (result->idle_ms >= 0.0) {
-        number(json, "idle_ms", result->idle_ms);
+        json_number(json, "idle_ms", result->idle_ms);
     }
     if (options->train) {
-        number(json, "loss", result->loss);
+        json_number(json, "loss", result->loss);
     }
     if (result->has_floor) {
         write_floor(json, options, result);
@@ -201,27 +195,29 @@ static void write_run(struct json *json, const struct bench_options *options,
              (long long)options->sequence, options->dynamic ? " dynamic" : "");
     json_text(json, "program", "dit_bench");
     json_text(json, "version", fp8pipe_version());
-    json_line(json, 3);
+    json_lines(json, 3);
     json_text(json, "mode", mode(options));
+    json_lines(json, -1);
     json_text(json, "dtype", bench_dtype_name(options->dtype));
     json_text(json, "case", shape);
     json_text(json, "backend", backend(result));
     json_text(json, "issue", options->is_inline ? "inline" : "async");
-    json_line(json, 3);
+    json_lines(json, 3);
     json_truth(json, "finite", !result->fault[0]);
+    json_lines(json, -1);
     json_text(json, "date", date);
     json_integer(json, "driver", result->device.driver);
-    json_line(json, 3);
+    json_lines(json, 3);
     json_text(json, "card", result->device.name);
-    number(json, "batch_size", (double)options->batch);
-    number(json, "seq_length", (double)options->sequence);
-    number(json, "hidden_size", (double)options->hidden);
-    number(json, "depth", (double)options->depth);
-    number(json, "mlp_ratio", (double)options->mlp_ratio);
-    number(json, "iters", (double)options->iterations);
-    number(json, "lanes", (double)options->lanes);
-    number(json, "seed", (double)options->seed);
-    number(json, "parameters", (double)result->parameters);
+    json_number(json, "batch_size", (double)options->batch);
+    json_number(json, "seq_length", (double)options->sequence);
+    json_number(json, "hidden_size", (double)options->hidden);
+    json_number(json, "depth", (double)options->depth);
+    json_number(json, "mlp_ratio", (double)options->mlp_ratio);
+    json_number(json, "iters", (double)options->iterations);
+    json_number(json, "lanes", (double)options->lanes);
+    json_number(json, "seed", (double)options->seed);
+    json_number(json, "parameters", (double)result->parameters);
 }
 
 int bench_report_json(const char *path, int argc, char **argv, const struct bench_options *options,
@@ -235,25 +231,27 @@ int bench_report_json(const char *path, int argc, char **argv, const struct benc
     }
     json_object(&json, NULL);
     json_list(&json, "rows");
-    json_line(&json, 2);
+    json_lines(&json, 2);
     json_object(&json, NULL);
+    json_lines(&json, -1);
     write_run(&json, options, result);
-    json_line(&json, 3);
     json_list(&json, "arguments");
+    json_lines(&json, -1);
     for (int i = 1; i < argc; i++) {
         json_text(&json, NULL, argv[i]);
     }
     json_list_end(&json);
+    json_lines(&json, 3);
     if (result->fault[0]) {
-        json_line(&json, 3);
         json_text(&json, "fault", result->fault);
     } else {
         write_times(&json, options, result);
     }
-    json_line(&json, 2);
+    json_lines(&json, 2);
     json_object_end(&json);
-    json_line(&json, 0);
+    json_lines(&json, 0);
     json_list_end(&json);
+    json_lines(&json, -1);
     json_object_end(&json);
     return json_close(&json);
 }

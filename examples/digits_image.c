@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "json.h"
+
 /* In pixels of the picture. */
 #define ZOOM 4
 #define IMAGE (DIGITS_SIDE * ZOOM)
@@ -118,21 +120,11 @@ int digits_png_write(const char *path, const struct digits_panel *panels, int co
     return result;
 }
 
-/* Closes a file that was written with stdio, where every earlier error shows at last. */
-static int finish(FILE *file, const char *path, char *error, size_t error_bytes)
-{
-    int failed = ferror(file);
-
-    if (fclose(file) != 0 || failed) {
-        return fail(path, strerror(errno), error, error_bytes);
-    }
-    return 0;
-}
-
 int digits_csv_write(const char *path, const struct digits_run *run, char *error,
                      size_t error_bytes)
 {
     FILE *file = fopen(path, "w");
+    int failed;
 
     if (!file) {
         return fail(path, strerror(errno), error, error_bytes);
@@ -145,54 +137,61 @@ int digits_csv_write(const char *path, const struct digits_run *run, char *error
             fprintf(file, "%" PRId64 ",%s,%.9g\n", step + 1, result->dtype, result->losses[step]);
         }
     }
-    return finish(file, path, error, error_bytes);
+    /* Every earlier error shows here at last. */
+    failed = ferror(file);
+    return fclose(file) != 0 || failed ? fail(path, strerror(errno), error, error_bytes) : 0;
 }
 
-/* JSON has no inf and no NaN. */
-static void write_number(FILE *file, double value)
+static void write_result(struct json *json, const struct digits_result *result)
 {
-    if (isfinite(value)) {
-        fprintf(file, "%.9g", value);
-    } else {
-        fprintf(file, "null");
-    }
-}
-
-static void write_result(FILE *file, const struct digits_result *result)
-{
-    fprintf(file, "    {\n      \"dtype\": \"%s\",\n      \"final_loss\": ", result->dtype);
-    write_number(file, result->final_loss);
-    fprintf(file,
-            ",\n      \"samples\": %" PRId64 ",\n      \"named_right\": %" PRId64
-            ",\n      \"train_seconds\": %.3f,\n      \"sample_seconds\": %.3f"
-            ",\n      \"train_ops\": %" PRIu64 ",\n      \"submit_ns\": %.0f,\n      \"losses\": [",
-            result->sample_count, result->named_right, result->train_seconds,
-            result->sample_seconds, result->ops, result->submit_ns);
+    json_lines(json, 4);
+    json_object(json, NULL);
+    json_lines(json, 6);
+    json_text(json, "dtype", result->dtype);
+    json_number(json, "final_loss", result->final_loss);
+    json_integer(json, "samples", result->sample_count);
+    json_integer(json, "named_right", result->named_right);
+    json_fixed(json, "train_seconds", 3, result->train_seconds);
+    json_fixed(json, "sample_seconds", 3, result->sample_seconds);
+    json_integer(json, "train_ops", (int64_t)result->ops);
+    json_fixed(json, "submit_ns", 0, result->submit_ns);
+    json_list(json, "losses");
     for (int64_t step = 0; step < result->steps; step++) {
-        fputs(step == 0 ? "" : step % 8 == 0 ? ",\n        " : ", ", file);
-        write_number(file, result->losses[step]);
+        json_lines(json, step > 0 && step % 8 == 0 ? 8 : -1);
+        json_number(json, NULL, result->losses[step]);
     }
-    fprintf(file, "]\n    }");
+    json_lines(json, -1);
+    json_list_end(json);
+    json_lines(json, 4);
+    json_object_end(json);
 }
 
 int digits_json_write(const char *path, const struct digits_run *run, char *error,
                       size_t error_bytes)
 {
     FILE *file = fopen(path, "w");
+    struct json json = json_to(file);
 
     if (!file) {
         return fail(path, strerror(errno), error, error_bytes);
     }
-    fprintf(file,
-            "{\n  \"backend\": \"%s\",\n  \"steps\": %" PRId64 ",\n  \"hidden\": %" PRId64
-            ",\n  \"depth\": %" PRId64 ",\n  \"heads\": %" PRId64 ",\n  \"batch\": %" PRId64
-            ",\n  \"seed\": %" PRIu64 ",\n  \"crops\": %s,\n  \"results\": [\n",
-            run->backend, run->steps, run->hidden, run->depth, run->heads, run->batch, run->seed,
-            run->crops ? "true" : "false");
+    json_object(&json, NULL);
+    json_lines(&json, 2);
+    json_text(&json, "backend", run->backend);
+    json_integer(&json, "steps", run->steps);
+    json_integer(&json, "hidden", run->hidden);
+    json_integer(&json, "depth", run->depth);
+    json_integer(&json, "heads", run->heads);
+    json_integer(&json, "batch", run->batch);
+    json_integer(&json, "seed", (int64_t)run->seed);
+    json_truth(&json, "crops", run->crops);
+    json_list(&json, "results");
     for (int i = 0; i < run->result_count; i++) {
-        write_result(file, &run->results[i]);
-        fputs(i + 1 < run->result_count ? ",\n" : "\n", file);
+        write_result(&json, &run->results[i]);
     }
-    fprintf(file, "  ]\n}\n");
-    return finish(file, path, error, error_bytes);
+    json_lines(&json, 2);
+    json_list_end(&json);
+    json_lines(&json, 0);
+    json_object_end(&json);
+    return json_close(&json) == 0 ? 0 : fail(path, strerror(errno), error, error_bytes);
 }

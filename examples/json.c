@@ -27,17 +27,16 @@ int json_close(struct json *json)
     return failed ? -1 : 0;
 }
 
-void json_line(struct json *json, int indent)
+void json_lines(struct json *json, int indent)
 {
     json->indent = indent;
 }
 
 /* ---- Items --------------------------------------------------------------------------------- */
 
-static void line_begin(struct json *json)
+static void line_begin(const struct json *json)
 {
     fprintf(json->file, "\n%*s", json->indent, "");
-    json->indent = -1;
 }
 
 static void quote(FILE *file, const char *text)

@@ -13,7 +13,7 @@
 struct json {
     FILE *file;  /* NULL: nothing is written */
     bool behind; /* another item stands before the next, in the same object or list */
-    int indent;  /* before the next item or end: a new line and so many blanks; -1: none */
+    int indent;  /* items and ends begin a line, behind so many blanks; -1: they do not */
 };
 
 /* `file` (or NULL) is the writer's until json_close. */
@@ -21,8 +21,8 @@ struct json json_to(FILE *file);
 /* A last line end. 0, or -1 with errno if not all of it could be written. */
 int json_close(struct json *json);
 
-/* The next item or end stands on a line of its own. */
-void json_line(struct json *json, int indent);
+/* Items and ends from here on begin a line each, behind so many blanks; -1: they go on in it. */
+void json_lines(struct json *json, int indent);
 
 /* `name`: NULL in a list. */
 void json_object(struct json *json, const char *name);

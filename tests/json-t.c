@@ -13,31 +13,36 @@ static void every_kind(struct json *json)
     json_object(json, NULL);
     json_text(json, "text", "a \"b\" \\ c\n");
     json_integer(json, "integer", INT64_MIN);
-    json_line(json, 2);
+    json_lines(json, 2);
     json_list(json, "list");
+    json_lines(json, -1);
     json_list(json, NULL);
     json_list_end(json);
     json_truth(json, NULL, true);
     json_truth(json, NULL, false);
-    json_line(json, 4);
+    json_lines(json, 4);
     json_object(json, NULL);
+    json_lines(json, 6);
     json_number(json, "number", 1234567890123.0);
     json_fixed(json, "fixed", 3, 2.0 / 3);
+    json_lines(json, -1);
     json_number(json, "inf", (double)INFINITY);
     json_fixed(json, "nan", 1, (double)NAN);
     json_object_end(json);
-    json_line(json, 1);
+    json_lines(json, 1);
     json_list_end(json);
     json_number(json, "last", 0.1);
-    json_line(json, 0);
+    json_lines(json, 0);
     json_object_end(json);
 }
 
 static const char want[] = "{\"text\": \"a \\\"b\\\" \\\\ c\", \"integer\": -9223372036854775808,\n"
                            "  \"list\": [[], true, false,\n"
-                           "    {\"number\": 1.23456789e+12, \"fixed\": 0.667, \"inf\": null, "
-                           "\"nan\": null}\n"
-                           " ], \"last\": 0.1\n"
+                           "    {\n"
+                           "      \"number\": 1.23456789e+12,\n"
+                           "      \"fixed\": 0.667, \"inf\": null, \"nan\": null}\n"
+                           " ],\n"
+                           " \"last\": 0.1\n"
                            "}\n";
 
 int main(void)
