@@ -1,18 +1,17 @@
-/* What the parts of bench/issue share: a pipe with an FP8 layer, clocks, and what is reported. */
+/* What the parts of bench/issue share: a pipe with an FP8 layer, and what is reported. */
 #ifndef BENCH_ISSUE_H
 #define BENCH_ISSUE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "examples/clock.h"
 #include "examples/json.h"
 #include "fp8pipe.h"
 
 /* End the program with a sentence unless all is well. */
 void must(enum fp8pipe_status status, const char *what);
 void *host_alloc(size_t count, size_t bytes); /* zeros */
-
-int64_t now_ns(void);
 
 /* A line of a table, and a row in the file if there is one. */
 extern struct json issue_json;

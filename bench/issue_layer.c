@@ -1,7 +1,6 @@
 #include "bench/issue.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "kernels/fp8.h"
 
@@ -13,14 +12,6 @@ void must(enum fp8pipe_status status, const char *what)
         fprintf(stderr, "issue: %s: %s\n", what, fp8pipe_last_error());
         exit(1);
     }
-}
-
-int64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 void *host_alloc(size_t count, size_t bytes)

@@ -23,6 +23,7 @@
 #include <time.h>
 
 #include "examples/arguments.h"
+#include "examples/clock.h"
 #include "examples/json.h"
 #include "fp8pipe.h"
 
@@ -78,14 +79,6 @@ static void must(enum fp8pipe_status status, const char *what)
         fprintf(stderr, "submit: %s: %s\n", what, fp8pipe_last_error());
         exit(1);
     }
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static int by_value(const void *a, const void *b)

@@ -5,10 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <fp8pipe_cuda.h>
+
+#include "clock.h"
 
 static float from_bf16(uint16_t bits)
 {
@@ -183,10 +184,7 @@ static void max(const struct bench_max_args *a)
 
 static void mark(const struct bench_mark_args *a)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    a->marks->ns[a->index] = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    a->marks->ns[a->index] = now_ns();
 }
 
 /* Ends the life of the copy that bench_call made. */

@@ -4,10 +4,10 @@
 #include <fp8pipe_tune.h>
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "bench_median.h"
 #include "bench_pass.h"
+#include "clock.h"
 
 /* Iterations that are enqueued while another one runs; of those that change shapes none is, so that
  * the time of each is its own. */
@@ -15,21 +15,6 @@
 #define AHEAD_DYNAMIC 1
 #define PROFILED_OPS (1u << 16)
 #define INFINITY_BITS 0x7F800000u
-
-/* ---- Clocks --------------------------------------------------------------------------------- */
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-int64_t bench_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
 
 /* ---- Checks --------------------------------------------------------------------------------- */
 
@@ -200,12 +185,12 @@ static void times_clear(struct times *times)
 /* Waits for iteration i, and takes the time since the one before. */
 static void finish(struct bench_chain *chain, struct times *times, int64_t i, int64_t *before_ns)
 {
-    int64_t now_ns;
+    int64_t ended_ns;
 
     bench_chain_wait(chain, times->tickets[i]);
-    now_ns = bench_now_ns();
-    times->wall_ms[i] = 1e-6 * (double)(now_ns - *before_ns);
-    *before_ns = now_ns;
+    ended_ns = now_ns();
+    times->wall_ms[i] = 1e-6 * (double)(ended_ns - *before_ns);
+    *before_ns = ended_ns;
 }
 
 static void iterate(struct bench_chain *chain, struct bench_model *model, struct times *times)
@@ -217,7 +202,7 @@ static void iterate(struct bench_chain *chain, struct bench_model *model, struct
 
     mark(chain, &times->marks, 0);
     bench_chain_drain(chain);
-    begun_ns = before_ns = bench_now_ns();
+    begun_ns = before_ns = now_ns();
     for (int64_t i = 0; i < count; i++) {
         struct bench_pass pass = {.rows = bench_shapes_rows(&model->options, i),
                                   .train = model->options.train};
@@ -272,7 +257,7 @@ static void warm_up(struct bench_chain *chain, struct bench_model *model, int64_
         bench_pass_run(chain, model, &pass);
         bench_chain_drain(chain);
         if (i == 0) {
-            result->first_ms = 1e-6 * (double)(bench_now_ns() - opened_ns);
+            result->first_ms = 1e-6 * (double)(now_ns() - opened_ns);
         }
     }
 }

@@ -53,6 +53,4 @@ void bench_run_losses(struct bench_chain *chain, struct bench_model *model,
 void bench_run_check(struct bench_chain *chain, struct bench_model *model, int64_t rows,
                      struct bench_result *result);
 
-int64_t bench_now_ns(void);
-
 #endif

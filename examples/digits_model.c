@@ -2,8 +2,8 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "digits_parameters.h"
 #include "digits_pass.h"
 
@@ -203,14 +203,6 @@ void digits_model_destroy(struct digits_model *model)
 }
 
 /* ---- Training ----------------------------------------------------------------------------- */
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 struct digits_batch *digits_model_batch(struct digits_model *model)
 {

@@ -15,6 +15,7 @@
 #include "bench_check.h"
 #include "bench_layout.h"
 #include "bench_report.h"
+#include "clock.h"
 
 #define RING_SLOTS 8192 /* several iterations fit */
 #define CHECK_PASSES 4
@@ -177,7 +178,7 @@ int main(int argc, char **argv)
     if (code != OK) {
         return code;
     }
-    opened_ns = bench_now_ns();
+    opened_ns = now_ns();
     code = open_pipe(&options, &pipe);
     if (code != OK) {
         return code;

@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "digits_data.h"
 #include "digits_image.h"
 #include "digits_model.h"
@@ -31,12 +31,9 @@
 #define PI 3.14159265358979323846
 #define ERROR_BYTES 5000 /* a path and a sentence */
 
-static double now_seconds(void)
+static double seconds_since(int64_t begun_ns)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return 1e-9 * (double)(now_ns() - begun_ns);
 }
 
 static int complain(const char *sentence)
@@ -105,7 +102,7 @@ static int train(struct digits_model *model, const struct digits_options *option
                  const struct digits *digits, struct digits_result *result)
 {
     struct digits_random random;
-    double begun = now_seconds();
+    int64_t begun_ns = now_ns();
     int64_t ns;
     enum fp8pipe_status status = FP8PIPE_OK;
 
@@ -125,7 +122,7 @@ static int train(struct digits_model *model, const struct digits_options *option
         return complain(digits_model_error(model));
     }
     progress(result, options->steps);
-    result->train_seconds = now_seconds() - begun;
+    result->train_seconds = seconds_since(begun_ns);
     result->final_loss = mean_before(result->losses, options->steps, FINAL_STEPS);
     digits_model_enqueued(model, &result->ops, &ns);
     result->submit_ns = (double)ns / (double)result->ops;
@@ -136,7 +133,7 @@ static int sample(struct digits_model *model, const struct digits_options *optio
                   const struct digits *digits, struct digits_result *result)
 {
     struct digits_random random;
-    double begun = now_seconds();
+    int64_t begun_ns = now_ns();
     int32_t labels[SAMPLES];
 
     digits_random_seed(&random, (uint64_t)options->seed, DIGITS_RANDOM_SAMPLES);
@@ -147,7 +144,7 @@ static int sample(struct digits_model *model, const struct digits_options *optio
                             result->samples) != FP8PIPE_OK) {
         return complain(digits_model_error(model));
     }
-    result->sample_seconds = now_seconds() - begun;
+    result->sample_seconds = seconds_since(begun_ns);
     for (int i = 0; i < SAMPLES; i++) {
         result->named_right += digits_classify(digits, result->samples[i]) == labels[i];
     }
