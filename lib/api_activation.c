@@ -21,14 +21,14 @@ static bool gated(const struct activation *op)
 }
 
 /* Columns of y and dy. */
-static int64_t outer_cols(const struct activation *op)
+static struct check_size outer_cols(const struct activation *op)
 {
-    return gated(op) ? op->x->cols / 2 : op->x->cols;
+    return gated(op) ? check_is(op->x->cols / 2, "x.cols / 2") : check_is(op->x->cols, "x.cols");
 }
 
-static int64_t value_cols(const struct activation *op)
+static struct check_size value_cols(const struct activation *op)
 {
-    return op->dy != NULL ? op->x->cols : outer_cols(op);
+    return op->dy != NULL ? check_is(op->x->cols, "x.cols") : outer_cols(op);
 }
 
 /* A matrix and the one it may be, if each element is read and written by the same thread. */
@@ -60,10 +60,10 @@ static enum fp8pipe_status check_operands(const struct activation *op)
                              (long long)op->x->cols);
     }
     if (status == FP8PIPE_OK) {
-        status = check_vector("bias", op->bias, op->x->cols);
+        status = check_vector("bias", op->bias, check_is(op->x->cols, "x.cols"));
     }
     if (status == FP8PIPE_OK && op->dy != NULL) {
-        status = check_matrix_shape("dy", op->dy, op->x->rows, outer_cols(op));
+        status = check_matrix_shape("dy", op->dy, check_is(op->x->rows, "x.rows"), outer_cols(op));
     }
     return status;
 }
@@ -79,7 +79,8 @@ static enum fp8pipe_status check_result(const struct activation *op)
                                  "out.tensor = NULL: %s is absent too, nothing is to be written",
                                  op->result_field);
     }
-    status = check_matrix_shape(op->result_field, op->result, op->x->rows, value_cols(op));
+    status = check_matrix_shape(op->result_field, op->result, check_is(op->x->rows, "x.rows"),
+                                value_cols(op));
     if (status == FP8PIPE_OK) {
         status = check_in_place(op, "x", op->x);
     }
@@ -87,7 +88,7 @@ static enum fp8pipe_status check_result(const struct activation *op)
         status = check_in_place(op, "dy", op->dy);
     }
     if (status == FP8PIPE_OK) {
-        status = check_sums_apart("bias", op->bias, op->result_field, op->result);
+        status = check_apart_vector(op->result_field, op->result, "bias", op->bias);
     }
     return status;
 }
@@ -137,7 +138,7 @@ static enum fp8pipe_status submit(struct draft *draft, const struct activation *
         .result = *op->result,
         .bias = *op->bias,
         .rows = op->x->rows,
-        .cols = value_cols(op),
+        .cols = value_cols(op).is,
         .activation = (uint8_t)op->activation,
         .backward = op->dy != NULL,
     };

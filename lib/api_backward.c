@@ -28,12 +28,12 @@ static enum fp8pipe_status bind_dgrad(struct draft *draft, void *arg)
         status = layer_bind_version(draft, dgrad->version);
     }
     if (status == FP8PIPE_OK && op->saved != NULL) {
-        status = draft_after(draft, op->saved->kept_ticket);
+        status = draft_after(draft, "saved", op->saved->kept_ticket);
     }
     if (status == FP8PIPE_OK && op->dy_tensor != NULL) {
         struct layer_shared shared = {"dy_tensor",
-                                      op->dx.rows,
-                                      linear->out_features,
+                                      check_is(op->dx.rows, "dx.rows"),
+                                      check_is(linear->out_features, "out_features"),
                                       linear->scaling->formats[linear->slot_dy],
                                       true,
                                       false};
@@ -82,13 +82,15 @@ static void commit_dgrad(struct draft *draft, void *arg, fp8pipe_ticket ticket)
 static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
                                        const struct fp8pipe_dgrad_op *op)
 {
-    enum fp8pipe_status status = check_matrix_shape("dx", &op->dx, -1, linear->in_features);
+    enum fp8pipe_status status = check_matrix_shape("dx", &op->dx, check_any(),
+                                                    check_is(linear->in_features, "in_features"));
 
     if (status == FP8PIPE_OK) {
         status = check_enum("accumulation", (int)op->accumulation, FP8PIPE_ACCUMULATION_SPLIT);
     }
     if (status == FP8PIPE_OK) {
-        status = check_sums("bias_grad", &op->bias_grad, linear->out_features);
+        status =
+            check_sums("bias_grad", &op->bias_grad, check_is(linear->out_features, "out_features"));
     }
     if (status == FP8PIPE_OK) {
         status = check_flag("bias_grad_accumulate", op->bias_grad_accumulate);
@@ -117,7 +119,8 @@ static enum fp8pipe_status check_dgrad(const struct fp8pipe_linear *linear,
         }
         return FP8PIPE_OK;
     }
-    status = check_matrix_shape("dy", &op->dy, op->dx.rows, linear->out_features);
+    status = check_matrix_shape("dy", &op->dy, check_is(op->dx.rows, "dx.rows"),
+                                check_is(linear->out_features, "out_features"));
     if (status == FP8PIPE_OK) {
         status = layer_dtype("dy", &op->dy, linear);
     }
@@ -192,7 +195,7 @@ static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
     struct fp8pipe_linear *linear = layer->linear;
     struct op_wgrad *wgrad = &draft->entry.op.u.wgrad;
     enum fp8pipe_status status = FP8PIPE_OK;
-    int64_t rows = op->dy_tensor != NULL ? -1 : op->dy.rows;
+    struct check_size rows = op->dy_tensor != NULL ? check_any() : check_is(op->dy.rows, "dy.rows");
 
     status = layer_apart(draft, "dw", &op->dw, linear->current);
     if (status != FP8PIPE_OK) {
@@ -205,24 +208,30 @@ static enum fp8pipe_status bind_wgrad(struct draft *draft, void *arg)
         }
         if (op->dy_tensor != NULL) {
             struct layer_shared shared = {"dy_tensor",
-                                          check_given(&op->dy) ? op->dy.rows : -1,
-                                          linear->out_features,
+                                          check_given(&op->dy) ? check_is(op->dy.rows, "dy.rows")
+                                                               : check_any(),
+                                          check_is(linear->out_features, "out_features"),
                                           linear->scaling->formats[linear->slot_dy],
                                           false,
                                           true};
 
             status = layer_bind_shared(draft, op->dy_tensor, &shared, &wgrad->dy_filling);
-            rows = status == FP8PIPE_OK ? wgrad->dy_filling->rows : -1;
+            if (status == FP8PIPE_OK) {
+                rows = check_is(wgrad->dy_filling->rows, "dy_tensor's rows");
+            }
         }
         if (status == FP8PIPE_OK) {
-            struct layer_shared shared = {
-                "saved", rows, linear->in_features, linear->scaling->formats[linear->slot_x],
-                false,   true};
+            struct layer_shared shared = {"saved",
+                                          rows,
+                                          check_is(linear->in_features, "in_features"),
+                                          linear->scaling->formats[linear->slot_x],
+                                          false,
+                                          true};
 
             status = layer_bind_shared(draft, op->saved, &shared, &wgrad->x_filling);
         }
         if (status == FP8PIPE_OK) {
-            status = draft_after(draft, op->saved->kept_ticket);
+            status = draft_after(draft, "saved", op->saved->kept_ticket);
         }
         if (status != FP8PIPE_OK) {
             return status;
@@ -262,7 +271,8 @@ static enum fp8pipe_status check_wgrad_sources(const struct fp8pipe_linear *line
         return status_fail(FP8PIPE_EINVAL, "saved = NULL: X is what the forward kept");
     }
     if (!quantized || op->dy_tensor == NULL || check_given(&op->dy)) {
-        status = check_matrix_shape("dy", &op->dy, -1, linear->out_features);
+        status = check_matrix_shape("dy", &op->dy, check_any(),
+                                    check_is(linear->out_features, "out_features"));
         if (status == FP8PIPE_OK) {
             status = layer_dtype("dy", &op->dy, linear);
         }
@@ -282,7 +292,8 @@ static enum fp8pipe_status check_wgrad_sources(const struct fp8pipe_linear *line
     if (status != FP8PIPE_OK || quantized) {
         return status;
     }
-    status = check_matrix_shape("x", &op->x, op->dy.rows, linear->in_features);
+    status = check_matrix_shape("x", &op->x, check_is(op->dy.rows, "dy.rows"),
+                                check_is(linear->in_features, "in_features"));
     if (status == FP8PIPE_OK) {
         status = layer_dtype("x", &op->x, linear);
     }
@@ -293,13 +304,15 @@ static enum fp8pipe_status check_wgrad(const struct fp8pipe_linear *linear,
                                        const struct fp8pipe_wgrad_op *op)
 {
     enum fp8pipe_status status =
-        check_matrix_shape("dw", &op->dw, linear->out_features, linear->in_features);
+        check_matrix_shape("dw", &op->dw, check_is(linear->out_features, "out_features"),
+                           check_is(linear->in_features, "in_features"));
 
     if (status == FP8PIPE_OK) {
         status = check_enum("accumulation", (int)op->accumulation, FP8PIPE_ACCUMULATION_SPLIT);
     }
     if (status == FP8PIPE_OK) {
-        status = check_sums("bias_grad", &op->bias_grad, linear->out_features);
+        status =
+            check_sums("bias_grad", &op->bias_grad, check_is(linear->out_features, "out_features"));
     }
     if (status == FP8PIPE_OK) {
         status = check_flag("accumulate", op->accumulate);

@@ -44,8 +44,9 @@ static enum fp8pipe_status bind_forward(struct draft *draft, void *arg)
     status = layer_bind_version(draft, linear->current);
     if (status == FP8PIPE_OK && op->x_tensor != NULL) {
         struct layer_shared shared = {"x_tensor",
-                                      op->epilogue.tensor != NULL ? -1 : op->y.rows,
-                                      linear->in_features,
+                                      op->epilogue.tensor != NULL ? check_any()
+                                                                  : check_is(op->y.rows, "y.rows"),
+                                      check_is(linear->in_features, "in_features"),
                                       linear->scaling->formats[linear->slot_x],
                                       true,
                                       op->keep == FP8PIPE_KEEP_ALL};
@@ -129,13 +130,15 @@ static void commit_forward(struct draft *draft, void *arg, fp8pipe_ticket ticket
 static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
                                          const struct fp8pipe_forward_op *op)
 {
-    int64_t rows = op->epilogue.tensor != NULL ? -1 : op->y.rows;
+    struct check_size rows =
+        op->epilogue.tensor != NULL ? check_any() : check_is(op->y.rows, "y.rows");
     enum fp8pipe_status status = FP8PIPE_OK;
 
     if (op->epilogue.tensor == NULL) {
-        status = check_matrix_shape("y", &op->y, -1, linear->out_features);
+        status = check_matrix_shape("y", &op->y, check_any(),
+                                    check_is(linear->out_features, "out_features"));
         if (status == FP8PIPE_OK) {
-            status = check_sums_apart("bias", &linear->bias, "y", &op->y);
+            status = check_apart_vector("y", &op->y, "bias", &linear->bias);
         }
     }
     if (status == FP8PIPE_OK) {
@@ -160,7 +163,7 @@ static enum fp8pipe_status check_forward(const struct fp8pipe_linear *linear,
                    ? FP8PIPE_OK
                    : status_fail(FP8PIPE_EINVAL, "x.data = %p: X is x_tensor", op->x.data);
     }
-    status = check_matrix_shape("x", &op->x, rows, linear->in_features);
+    status = check_matrix_shape("x", &op->x, rows, check_is(linear->in_features, "in_features"));
     if (status == FP8PIPE_OK) {
         status = layer_dtype("x", &op->x, linear);
     }
@@ -191,10 +194,10 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct laye
     struct epilogue_shape shape = {
         .d_field = "y",
         .d = &op->y,
-        .rows = op->x_tensor == NULL          ? op->x.rows
-                : op->epilogue.tensor == NULL ? op->y.rows
-                                              : -1,
-        .cols = layer->linear->out_features,
+        .rows = op->x_tensor == NULL          ? check_is(op->x.rows, "x.rows")
+                : op->epilogue.tensor == NULL ? check_is(op->y.rows, "y.rows")
+                                              : check_any(),
+        .cols = check_is(layer->linear->out_features, "out_features"),
         .bias = &layer->linear->bias,
         .in = {{"x", &op->x}, {NULL, NULL}},
     };
@@ -205,7 +208,7 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct laye
     }
     if (op->epilogue.tensor != NULL) {
         forward->y.rows = op->x.rows;
-        forward->y.cols = shape.cols;
+        forward->y.cols = shape.cols.is;
     }
     draft_payload(draft, sizeof(*forward));
     draft->entry.op.flags |= (uint8_t)OP_EPILOGUE;

@@ -46,7 +46,7 @@ enum fp8pipe_status fp8pipe_tensor_call(struct fp8pipe *pipe,
     op = given;
     status = check_tensor_call(op);
     if (status == FP8PIPE_OK) {
-        status = out_draft_check(&draft, &op->out, op->cols);
+        status = out_draft_check(&draft, &op->out, check_is(op->cols, "cols"));
     }
     if (status != FP8PIPE_OK) {
         return status;

@@ -5,27 +5,27 @@ struct gemm_draft {
     const struct fp8pipe_gemm_op *op;
 };
 
-/* One quantized operand: [rows, k] as the product sees it; rows -1: any. */
+/* One quantized operand: [rows, k] as the product sees it. */
 static enum fp8pipe_status bind_operand(struct draft *draft, const char *field,
                                         struct fp8pipe_tensor *tensor, int32_t transposed,
-                                        int64_t rows, struct filling **filling)
+                                        struct check_size rows, struct filling **filling)
 {
     struct filling *current = tensor->filling;
 
     if (current == NULL) {
-        return status_fail(FP8PIPE_EINVAL, "%s: it is empty", field);
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: it is empty", field, (void *)tensor);
     }
     if (!(transposed ? current->transposed : tensor_rowwise(tensor))) {
-        return status_fail(FP8PIPE_EINVAL, "%s: it has no %s copy", field,
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: it has no %s copy", field, (void *)tensor,
                            transposed ? "transposed" : "row-wise");
     }
-    if (rows >= 0 && (transposed ? current->cols : current->rows) != rows) {
-        return status_fail(FP8PIPE_EINVAL, "%s: it has %lld x %lld entries, d wants %lld of them",
-                           field, (long long)current->rows, (long long)current->cols,
-                           (long long)rows);
+    if (!check_fits(rows, transposed ? current->cols : current->rows)) {
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: it has %lld %s, not %s = %lld", field,
+                           (void *)tensor, (long long)(transposed ? current->cols : current->rows),
+                           transposed ? "columns" : "rows", rows.of, (long long)rows.is);
     }
     *filling = current;
-    return draft_read_tensor(draft, tensor, !transposed);
+    return draft_read_tensor(draft, field, tensor, !transposed);
 }
 
 static enum fp8pipe_status bind_operands(struct draft *draft, const struct fp8pipe_gemm_op *op)
@@ -36,10 +36,11 @@ static enum fp8pipe_status bind_operands(struct draft *draft, const struct fp8pi
     int64_t a_k, b_k;
 
     status = bind_operand(draft, "a_tensor", op->a_tensor, op->a_transposed,
-                          d_given ? op->d.rows : -1, &gemm->a_filling);
+                          d_given ? check_is(op->d.rows, "d.rows") : check_any(), &gemm->a_filling);
     if (status == FP8PIPE_OK) {
-        status = bind_operand(draft, "b_tensor", op->b_tensor, op->b_transposed,
-                              d_given ? op->d.cols : -1, &gemm->b_filling);
+        status =
+            bind_operand(draft, "b_tensor", op->b_tensor, op->b_transposed,
+                         d_given ? check_is(op->d.cols, "d.cols") : check_any(), &gemm->b_filling);
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -47,12 +48,14 @@ static enum fp8pipe_status bind_operands(struct draft *draft, const struct fp8pi
     a_k = op->a_transposed ? gemm->a_filling->rows : gemm->a_filling->cols;
     b_k = op->b_transposed ? gemm->b_filling->rows : gemm->b_filling->cols;
     if (a_k != b_k) {
-        return status_fail(FP8PIPE_EINVAL, "b_tensor: K = %lld, a_tensor has K = %lld",
-                           (long long)b_k, (long long)a_k);
+        return status_fail(FP8PIPE_EINVAL, "b_tensor = %p: its K is %lld, that of a_tensor %lld",
+                           (void *)op->b_tensor, (long long)b_k, (long long)a_k);
     }
     if (gemm->a_filling->format == FP8PIPE_E5M2 && gemm->b_filling->format == FP8PIPE_E5M2) {
-        return status_fail(FP8PIPE_EINVAL, "b_tensor: its format is E5M2, as a_tensor's: one of "
-                                           "them is E4M3");
+        return status_fail(FP8PIPE_EINVAL,
+                           "b_tensor = %p: its format is E5M2, as that of a_tensor: one of them is "
+                           "E4M3",
+                           (void *)op->b_tensor);
     }
     gemm->d.rows = op->a_transposed ? gemm->a_filling->cols : gemm->a_filling->rows;
     gemm->d.cols = op->b_transposed ? gemm->b_filling->cols : gemm->b_filling->rows;
@@ -73,7 +76,7 @@ static enum fp8pipe_status bind_gemm(struct draft *draft, void *arg)
         status = bind_operands(draft, op);
     }
     if (status == FP8PIPE_OK && (draft->entry.op.flags & OP_EPILOGUE) != 0) {
-        status = check_vector("bias", &op->bias, gemm->d.cols);
+        status = check_vector("bias", &op->bias, check_is(gemm->d.cols, "the result's cols"));
         if (status == FP8PIPE_OK) {
             status =
                 epilogue_bind(draft, &op->epilogue, &gemm->epilogue, gemm->d.rows, gemm->d.cols);
@@ -95,21 +98,23 @@ static void commit_gemm(struct draft *draft, void *arg, fp8pipe_ticket ticket)
     }
 }
 
-/* A and B as matrices; rows, cols: M and N, -1 if they are to be taken from these. */
-static enum fp8pipe_status check_gemm_matrices(const struct fp8pipe_gemm_op *op, int64_t rows,
-                                               int64_t cols)
+/* A and B as matrices, of D where it is given. */
+static enum fp8pipe_status check_gemm_matrices(const struct fp8pipe_gemm_op *op, bool d_given)
 {
-    int64_t k = op->a_transposed ? op->a.rows : op->a.cols;
+    struct check_size rows = d_given ? check_is(op->d.rows, "d.rows") : check_any();
+    struct check_size cols = d_given ? check_is(op->d.cols, "d.cols") : check_any();
+    struct check_size k =
+        op->a_transposed ? check_is(op->a.rows, "a.rows") : check_is(op->a.cols, "a.cols");
     enum fp8pipe_status status;
 
-    status = op->a_transposed ? check_matrix_shape("a", &op->a, -1, rows)
-                              : check_matrix_shape("a", &op->a, rows, -1);
+    status = op->a_transposed ? check_matrix_shape("a", &op->a, check_any(), rows)
+                              : check_matrix_shape("a", &op->a, rows, check_any());
     if (status == FP8PIPE_OK) {
         status = op->b_transposed ? check_matrix_shape("b", &op->b, k, cols)
                                   : check_matrix_shape("b", &op->b, cols, k);
     }
     if (status == FP8PIPE_OK && op->a.dtype != op->b.dtype) {
-        status = status_fail(FP8PIPE_EINVAL, "b.dtype = %d: it is a's, %d", (int)op->b.dtype,
+        status = status_fail(FP8PIPE_EINVAL, "b.dtype = %d: it is a.dtype = %d", (int)op->b.dtype,
                              (int)op->a.dtype);
     }
     if (status == FP8PIPE_OK) {
@@ -126,10 +131,10 @@ static enum fp8pipe_status check_gemm(const struct fp8pipe_gemm_op *op)
     if (d_given) {
         status = check_matrix("d", &op->d);
         if (status == FP8PIPE_OK) {
-            status = check_vector("bias", &op->bias, op->d.cols);
+            status = check_vector("bias", &op->bias, check_is(op->d.cols, "d.cols"));
         }
         if (status == FP8PIPE_OK) {
-            status = check_sums_apart("bias", &op->bias, "d", &op->d);
+            status = check_apart_vector("d", &op->d, "bias", &op->bias);
         }
     }
     if (status == FP8PIPE_OK) {
@@ -156,9 +161,7 @@ static enum fp8pipe_status check_gemm(const struct fp8pipe_gemm_op *op)
                            check_given(&op->a) ? "a" : "b",
                            check_given(&op->a) ? op->a.data : op->b.data);
     }
-    return op->a_tensor != NULL
-               ? FP8PIPE_OK
-               : check_gemm_matrices(op, d_given ? op->d.rows : -1, d_given ? op->d.cols : -1);
+    return op->a_tensor != NULL ? FP8PIPE_OK : check_gemm_matrices(op, d_given);
 }
 
 /* Checks a given epilogue and writes it into the payload, which is complete but for this. */
@@ -168,8 +171,8 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct fp8p
     struct epilogue_shape shape = {
         .d_field = "d",
         .d = &op->d,
-        .rows = op->d.rows,
-        .cols = op->d.cols,
+        .rows = check_is(op->d.rows, "d.rows"),
+        .cols = check_is(op->d.cols, "d.cols"),
         .bias = &op->bias,
         .in = {{"a", &op->a}, {"b", &op->b}, {NULL, NULL}},
     };
@@ -179,17 +182,19 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct fp8p
         return status_fail(FP8PIPE_EINVAL, "accumulate = 1: there is an epilogue");
     }
     if (op->epilogue.tensor != NULL && op->a_tensor != NULL) {
-        shape.rows = shape.cols = -1;
+        shape.rows = shape.cols = check_any();
     } else if (op->epilogue.tensor != NULL) {
-        shape.rows = op->a_transposed ? op->a.cols : op->a.rows;
-        shape.cols = op->b_transposed ? op->b.cols : op->b.rows;
+        shape.rows =
+            op->a_transposed ? check_is(op->a.cols, "a.cols") : check_is(op->a.rows, "a.rows");
+        shape.cols =
+            op->b_transposed ? check_is(op->b.cols, "b.cols") : check_is(op->b.rows, "b.rows");
     }
     status = epilogue_check(draft, &op->epilogue, &shape);
     if (status != FP8PIPE_OK) {
         return status;
     }
-    gemm->d.rows = shape.rows;
-    gemm->d.cols = shape.cols;
+    gemm->d.rows = shape.rows.is;
+    gemm->d.cols = shape.cols.is;
     draft_payload(draft, sizeof(*gemm));
     draft->entry.op.flags |= (uint8_t)OP_EPILOGUE;
     return epilogue_fill(draft, &op->epilogue, &gemm->epilogue);

@@ -29,13 +29,17 @@ static enum fp8pipe_status check_options(struct fp8pipe *pipe,
     enum fp8pipe_status status;
 
     if (options->in_features < 0 || options->out_features < 0) {
-        return status_fail(FP8PIPE_EINVAL, "in_features = %lld, out_features = %lld: both are >= 0",
-                           (long long)options->in_features, (long long)options->out_features);
+        return status_fail(
+            FP8PIPE_EINVAL, "%s = %lld: it is >= 0",
+            options->in_features < 0 ? "in_features" : "out_features",
+            (long long)(options->in_features < 0 ? options->in_features : options->out_features));
     }
-    status =
-        check_matrix_shape("weight", &options->weight, options->out_features, options->in_features);
+    status = check_matrix_shape("weight", &options->weight,
+                                check_is(options->out_features, "out_features"),
+                                check_is(options->in_features, "in_features"));
     if (status == FP8PIPE_OK) {
-        status = check_vector("bias", &options->bias, options->out_features);
+        status =
+            check_vector("bias", &options->bias, check_is(options->out_features, "out_features"));
     }
     if (status != FP8PIPE_OK) {
         return status;
@@ -227,7 +231,9 @@ enum fp8pipe_status fp8pipe_linear_weight_changed(struct fp8pipe_linear *linear,
         return status;
     }
     if (weight != NULL) {
-        status = check_matrix_shape("weight", weight, linear->out_features, linear->in_features);
+        status =
+            check_matrix_shape("weight", weight, check_is(linear->out_features, "out_features"),
+                               check_is(linear->in_features, "in_features"));
     }
     if (status == FP8PIPE_OK && weight != NULL && weight->dtype != linear->weight_dtype) {
         status = status_fail(FP8PIPE_EINVAL, "weight.dtype = %d: the linear's weight has %d",

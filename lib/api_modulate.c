@@ -74,14 +74,27 @@ struct tokens {
     int64_t rows;
     int64_t cols;
     const int32_t *rows_of;
+    const char *rows_field; /* where the numbers are from */
+    const char *cols_field;
 };
+
+static struct check_size token_rows(const struct tokens *tokens)
+{
+    return check_is(tokens->rows, tokens->rows_field);
+}
+
+static struct check_size token_cols(const struct tokens *tokens)
+{
+    return check_is(tokens->cols, tokens->cols_field);
+}
 
 /* A matrix of the tokens' shape, or absent. */
 static enum fp8pipe_status check_by_token(const char *field, const struct fp8pipe_matrix *matrix,
                                           const struct tokens *tokens)
 {
-    return check_given(matrix) ? check_matrix_shape(field, matrix, tokens->rows, tokens->cols)
-                               : FP8PIPE_OK;
+    return check_given(matrix)
+               ? check_matrix_shape(field, matrix, token_rows(tokens), token_cols(tokens))
+               : FP8PIPE_OK;
 }
 
 /* A matrix with rows that tokens take, or absent. */
@@ -93,14 +106,14 @@ static enum fp8pipe_status check_by_row(const char *field, const struct fp8pipe_
     if (!check_given(matrix)) {
         return FP8PIPE_OK;
     }
-    status = check_matrix_shape(field, matrix, -1, tokens->cols);
+    status = check_matrix_shape(field, matrix, check_any(), token_cols(tokens));
     if (status != FP8PIPE_OK) {
         return status;
     }
     if (tokens->rows_of == NULL && matrix->rows != 1 && matrix->rows != tokens->rows) {
-        return status_fail(FP8PIPE_EINVAL,
-                           "%s.rows = %lld: without rows_of it is 1, or %lld, one for each token",
-                           field, (long long)matrix->rows, (long long)tokens->rows);
+        return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: without rows_of it is 1, or %s = %lld",
+                           field, (long long)matrix->rows, tokens->rows_field,
+                           (long long)tokens->rows);
     }
     if (matrix->rows == 0 && tokens->rows > 0) {
         return status_fail(FP8PIPE_EINVAL, "%s.rows = 0: tokens take rows of it", field);
@@ -117,7 +130,7 @@ static enum fp8pipe_status check_entries(const char *field, const void *data)
 }
 
 static enum fp8pipe_status check_factors(const char *field, const struct fp8pipe_vector *vector,
-                                         int64_t count)
+                                         struct check_size count)
 {
     enum fp8pipe_status status = check_vector(field, vector, count);
 
@@ -184,10 +197,10 @@ static enum fp8pipe_status check_modulate(const struct fp8pipe_modulate_op *op,
                              (double)op->epsilon);
     }
     if (status == FP8PIPE_OK) {
-        status = check_factors("weight", &op->weight, tokens->cols);
+        status = check_factors("weight", &op->weight, token_cols(tokens));
     }
     if (status == FP8PIPE_OK) {
-        status = check_factors("bias", &op->bias, tokens->cols);
+        status = check_factors("bias", &op->bias, token_cols(tokens));
     }
     if (status == FP8PIPE_OK) {
         status = check_entries("mean", op->mean);
@@ -236,10 +249,10 @@ enum fp8pipe_status fp8pipe_modulate(struct fp8pipe *pipe, const struct fp8pipe_
         return status;
     }
     op = given;
-    tokens = (struct tokens){op->x.rows, op->x.cols, op->rows_of};
+    tokens = (struct tokens){op->x.rows, op->x.cols, op->rows_of, "x.rows", "x.cols"};
     status = check_modulate(op, &tokens);
     if (status == FP8PIPE_OK) {
-        status = out_draft_check(&draft, &op->out, tokens.cols);
+        status = out_draft_check(&draft, &op->out, token_cols(&tokens));
     }
     if (status == FP8PIPE_OK) {
         status = check_modulate_apart(op, &tokens);
@@ -302,7 +315,7 @@ static enum fp8pipe_status check_gradient(const char *field, const struct fp8pip
 {
     return !check_given(gradient) || !check_given(of) || gradient->rows == of->rows
                ? FP8PIPE_OK
-               : status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: %s has %lld", field,
+               : status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: it is %s.rows = %lld", field,
                              (long long)gradient->rows, of_field, (long long)of->rows);
 }
 
@@ -336,15 +349,15 @@ static enum fp8pipe_status check_backward_rest(const struct fp8pipe_modulate_bac
         status = check_flag("accumulate", op->accumulate);
     }
     if (status == FP8PIPE_OK) {
-        status = check_factors("weight", &op->weight, tokens->cols);
+        status = check_factors("weight", &op->weight, token_cols(tokens));
     }
     if (status == FP8PIPE_OK) {
-        status = check_factors("bias", &op->bias, tokens->cols);
+        status = check_factors("bias", &op->bias, token_cols(tokens));
     }
     if (status == FP8PIPE_OK) {
-        status = check_sums("dweight", &op->dweight, tokens->cols);
+        status = check_sums("dweight", &op->dweight, token_cols(tokens));
     }
-    return status != FP8PIPE_OK ? status : check_sums("dbias", &op->dbias, tokens->cols);
+    return status != FP8PIPE_OK ? status : check_sums("dbias", &op->dbias, token_cols(tokens));
 }
 
 static enum fp8pipe_status check_backward_apart(const struct fp8pipe_modulate_backward_op *op,
@@ -404,13 +417,14 @@ enum fp8pipe_status fp8pipe_modulate_backward(struct fp8pipe *pipe,
         return status;
     }
     op = given;
-    tokens = (struct tokens){op->x_out.rows, op->x_out.cols, op->rows_of};
+    tokens =
+        (struct tokens){op->x_out.rows, op->x_out.cols, op->rows_of, "x_out.rows", "x_out.cols"};
     status = check_backward(op, &tokens);
     if (status == FP8PIPE_OK) {
         status = check_backward_rest(op, &tokens);
     }
     if (status == FP8PIPE_OK) {
-        status = out_draft_check(&draft, &op->out, tokens.cols);
+        status = out_draft_check(&draft, &op->out, token_cols(&tokens));
     }
     if (status == FP8PIPE_OK) {
         status = check_backward_apart(op, &tokens);

@@ -73,7 +73,8 @@ static enum fp8pipe_status check_dense(uint32_t parameter, const char *name,
                                        int64_t cols)
 {
     struct field field = field_of(parameter, name);
-    enum fp8pipe_status status = check_matrix_shape(field.name, matrix, rows, cols);
+    enum fp8pipe_status status = check_matrix_shape(
+        field.name, matrix, check_is(rows, "master.rows"), check_is(cols, "master.cols"));
 
     if (status == FP8PIPE_OK && matrix->stride != matrix->cols) {
         status = status_fail(FP8PIPE_EINVAL, "%s.stride = %lld: it is cols = %lld, dense",

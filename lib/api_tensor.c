@@ -137,7 +137,7 @@ static enum fp8pipe_status check_quantize(const struct fp8pipe_quantize_op *op)
     }
     status = out_draft_rules("", op->scaling, op->slot, op->copies, op->reserved);
     if (status == FP8PIPE_OK) {
-        status = check_sums("column_sums", &op->column_sums, op->x.cols);
+        status = check_sums("column_sums", &op->column_sums, check_is(op->x.cols, "x.cols"));
     }
     if (status == FP8PIPE_OK) {
         status = check_sums_apart("column_sums", &op->column_sums, "x", &op->x);
@@ -211,7 +211,7 @@ static enum fp8pipe_status bind_read(struct draft *draft, void *arg)
     if (draft->last_use) {
         tensor_may_end(draft, read->tensor);
     }
-    return draft_read_tensor(draft, read->tensor, read->op->rowwise != NULL);
+    return draft_read_tensor(draft, "tensor", read->tensor, read->op->rowwise != NULL);
 }
 
 static void commit_read(struct draft *draft, void *arg, fp8pipe_ticket ticket)

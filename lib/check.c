@@ -7,6 +7,13 @@ enum fp8pipe_status check_enum_refuse(const char *field, int value, int last)
                : status_fail(FP8PIPE_EINVAL, "%s = %d: it is one of 0 to %d", field, value, last);
 }
 
+static enum fp8pipe_status refuse_size(const char *field, const char *member, int64_t given,
+                                       struct check_size size)
+{
+    return status_fail(FP8PIPE_EINVAL, "%s.%s = %lld: it is %s = %lld", field, member,
+                       (long long)given, size.of, (long long)size.is);
+}
+
 static enum fp8pipe_status check_data(const char *field, const void *data, bool empty,
                                       enum fp8pipe_dtype dtype)
 {
@@ -21,15 +28,13 @@ static enum fp8pipe_status check_data(const char *field, const void *data, bool 
 }
 
 enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_matrix *matrix,
-                                       int64_t rows, int64_t cols)
+                                       struct check_size rows, struct check_size cols)
 {
-    if (rows >= 0 && matrix->rows != rows) {
-        return status_fail(FP8PIPE_EINVAL, "%s.rows = %lld: it is %lld here", field,
-                           (long long)matrix->rows, (long long)rows);
+    if (!check_fits(rows, matrix->rows)) {
+        return refuse_size(field, "rows", matrix->rows, rows);
     }
-    if (cols >= 0 && matrix->cols != cols) {
-        return status_fail(FP8PIPE_EINVAL, "%s.cols = %lld: it is %lld here", field,
-                           (long long)matrix->cols, (long long)cols);
+    if (!check_fits(cols, matrix->cols)) {
+        return refuse_size(field, "cols", matrix->cols, cols);
     }
     if ((unsigned)matrix->dtype > FP8PIPE_FP16) {
         return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: it is FP32, BF16 or FP16", field,
@@ -55,7 +60,7 @@ enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_m
 }
 
 enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector *vector,
-                                 int64_t count)
+                                 struct check_size count)
 {
     if (vector->data == NULL && vector->count == 0) {
         return FP8PIPE_OK;
@@ -64,18 +69,17 @@ enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector 
         return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: it is FP32, BF16 or FP16", field,
                            (int)vector->dtype);
     }
-    if (vector->count != count) {
-        return status_fail(FP8PIPE_EINVAL, "%s.count = %lld: it is %lld here", field,
-                           (long long)vector->count, (long long)count);
+    if (vector->count != count.is) {
+        return refuse_size(field, "count", vector->count, count);
     }
     if (vector->reserved != 0) {
         return status_fail(FP8PIPE_EINVAL, "%s.reserved = %d: it is 0", field, vector->reserved);
     }
-    return check_data(field, vector->data, count == 0, vector->dtype);
+    return check_data(field, vector->data, count.is == 0, vector->dtype);
 }
 
 enum fp8pipe_status check_sums_given(const char *field, const struct fp8pipe_vector *vector,
-                                     int64_t count)
+                                     struct check_size count)
 {
     enum fp8pipe_status status = check_vector(field, vector, count);
 
@@ -125,12 +129,25 @@ enum fp8pipe_status check_apart_close(const char *out_field, const struct fp8pip
     return FP8PIPE_OK;
 }
 
+static struct fp8pipe_matrix row_of(const struct fp8pipe_vector *vector)
+{
+    return (struct fp8pipe_matrix){vector->data, 1, vector->count, vector->count, vector->dtype, 0};
+}
+
 enum fp8pipe_status check_sums_apart_given(const char *out_field, const struct fp8pipe_vector *sums,
                                            const char *field, const struct fp8pipe_matrix *matrix)
 {
-    struct fp8pipe_matrix row = {sums->data, 1, sums->count, sums->count, sums->dtype, 0};
+    struct fp8pipe_matrix row = row_of(sums);
 
     return check_apart(out_field, &row, field, matrix);
+}
+
+enum fp8pipe_status check_apart_vector(const char *out_field, const struct fp8pipe_matrix *out,
+                                       const char *field, const struct fp8pipe_vector *vector)
+{
+    struct fp8pipe_matrix row = row_of(vector);
+
+    return vector->data == NULL ? FP8PIPE_OK : check_apart(out_field, out, field, &row);
 }
 
 enum fp8pipe_status check_arg(const void *arg, size_t bytes)

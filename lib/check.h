@@ -41,16 +41,38 @@ static inline bool check_matrix_plain(const struct fp8pipe_matrix *matrix)
            ((uintptr_t)matrix->data & (type == FP8PIPE_FP32 ? 3u : 1u)) == 0;
 }
 
-/* The rules for a matrix of rows x cols; -1: any. The refusal names the first that it breaks. */
-enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_matrix *matrix,
-                                       int64_t rows, int64_t cols);
+/* What a number of rows, columns or entries has to be, and of what it is the number: a sentence
+ * that names one of two which differ leaves open which of them was meant otherwise. */
+struct check_size {
+    int64_t is; /* -1: any */
+    const char *of;
+};
 
-/* A matrix of rows x cols; -1: any. `field` names it in the sentence. */
+static inline struct check_size check_is(int64_t is, const char *of)
+{
+    return (struct check_size){is, of};
+}
+
+static inline struct check_size check_any(void)
+{
+    return (struct check_size){-1, ""};
+}
+
+static inline bool check_fits(struct check_size size, int64_t given)
+{
+    return size.is < 0 || size.is == given;
+}
+
+/* The rules for a matrix of rows x cols. The refusal names the first that it breaks. */
+enum fp8pipe_status check_matrix_rules(const char *field, const struct fp8pipe_matrix *matrix,
+                                       struct check_size rows, struct check_size cols);
+
+/* A matrix of rows x cols. `field` names it in the sentence. */
 static inline enum fp8pipe_status check_matrix_shape(const char *field,
                                                      const struct fp8pipe_matrix *matrix,
-                                                     int64_t rows, int64_t cols)
+                                                     struct check_size rows, struct check_size cols)
 {
-    return (rows < 0 || matrix->rows == rows) && (cols < 0 || matrix->cols == cols) &&
+    return check_fits(rows, matrix->rows) && check_fits(cols, matrix->cols) &&
                    check_matrix_plain(matrix)
                ? FP8PIPE_OK
                : check_matrix_rules(field, matrix, rows, cols);
@@ -60,20 +82,20 @@ static inline enum fp8pipe_status check_matrix_shape(const char *field,
 static inline enum fp8pipe_status check_matrix(const char *field,
                                                const struct fp8pipe_matrix *matrix)
 {
-    return check_matrix_shape(field, matrix, -1, -1);
+    return check_matrix_shape(field, matrix, check_any(), check_any());
 }
 
 /* A vector of count entries, or absent. */
 enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector *vector,
-                                 int64_t count);
+                                 struct check_size count);
 
 /* check_sums of a vector that may be given. */
 enum fp8pipe_status check_sums_given(const char *field, const struct fp8pipe_vector *vector,
-                                     int64_t count);
+                                     struct check_size count);
 
 /* A vector of sums: FP32, or absent. */
 static inline enum fp8pipe_status check_sums(const char *field, const struct fp8pipe_vector *vector,
-                                             int64_t count)
+                                             struct check_size count)
 {
     return vector->data == NULL && vector->count == 0 ? FP8PIPE_OK
                                                       : check_sums_given(field, vector, count);
@@ -116,6 +138,10 @@ static inline enum fp8pipe_status check_sums_apart(const char *out_field,
 {
     return sums->data == NULL ? FP8PIPE_OK : check_sums_apart_given(out_field, sums, field, matrix);
 }
+
+/* That an output does not overlap a vector that is read, which may be absent. */
+enum fp8pipe_status check_apart_vector(const char *out_field, const struct fp8pipe_matrix *out,
+                                       const char *field, const struct fp8pipe_vector *vector);
 
 /* The argument of a function of the caller's, of which `bytes` are copied. */
 enum fp8pipe_status check_arg(const void *arg, size_t bytes);

@@ -7,8 +7,15 @@ enum fp8pipe_status epilogue_check_residual(const char *field,
                                             const struct fp8pipe_matrix *residual,
                                             const char *d_field, const struct fp8pipe_matrix *d)
 {
-    enum fp8pipe_status status = check_matrix_shape(field, residual, d->rows, d->cols);
+    enum fp8pipe_status status;
 
+    if (residual->rows != d->rows || residual->cols != d->cols) {
+        return status_fail(FP8PIPE_EINVAL, "%s.%s = %lld: it is that of %s, %lld", field,
+                           residual->rows != d->rows ? "rows" : "cols",
+                           (long long)(residual->rows != d->rows ? residual->rows : residual->cols),
+                           d_field, (long long)(residual->rows != d->rows ? d->rows : d->cols));
+    }
+    status = check_matrix(field, residual);
     if (status != FP8PIPE_OK) {
         return status;
     }
@@ -63,7 +70,7 @@ static enum fp8pipe_status check_pre(const struct fp8pipe_epilogue *epilogue,
         status = check_apart("epilogue.pre", pre, "epilogue.residual", &epilogue->residual);
     }
     if (status == FP8PIPE_OK) {
-        status = check_sums_apart("bias", shape->bias, "epilogue.pre", pre);
+        status = check_apart_vector("epilogue.pre", pre, "bias", shape->bias);
     }
     for (int i = 0; status == FP8PIPE_OK && shape->in[i].field != NULL; i++) {
         status = check_apart("epilogue.pre", pre, shape->in[i].field, shape->in[i].matrix);
@@ -114,7 +121,9 @@ enum fp8pipe_status epilogue_bind(struct draft *draft, const struct fp8pipe_epil
     struct filling *filling = payload->out.filling;
 
     if (check_given(&epilogue->pre)) {
-        enum fp8pipe_status status = check_matrix_shape("epilogue.pre", &epilogue->pre, rows, cols);
+        enum fp8pipe_status status =
+            check_matrix_shape("epilogue.pre", &epilogue->pre, check_is(rows, "the result's rows"),
+                               check_is(cols, "the result's cols"));
 
         if (status != FP8PIPE_OK) {
             return status;

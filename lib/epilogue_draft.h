@@ -12,8 +12,8 @@
 struct epilogue_shape {
     const char *d_field;
     const struct fp8pipe_matrix *d; /* not given where the epilogue has a tensor */
-    int64_t rows;                   /* M and N; -1: only known when the op is bound */
-    int64_t cols;
+    struct check_size rows;         /* M and N; any: only known when the op is bound */
+    struct check_size cols;
     const struct fp8pipe_vector *bias;
     struct {
         const char *field;

@@ -77,7 +77,7 @@ void layer_prepared(struct draft *draft, struct version *version, fp8pipe_ticket
 enum fp8pipe_status layer_after_written(struct draft *draft, struct version *version)
 {
     uint32_t named = draft->entry.op.named;
-    enum fp8pipe_status status = draft_after(draft, version->written);
+    enum fp8pipe_status status = draft_after(draft, "written", version->written);
 
     if (status == FP8PIPE_OK && draft->entry.op.named == named) {
         version->written = 0; /* known to be done */
@@ -95,15 +95,18 @@ enum fp8pipe_status layer_shared_refuse(const struct fp8pipe_tensor *tensor,
         return status_fail(FP8PIPE_EINVAL, "%s = %p: it is empty", field, (const void *)tensor);
     }
     if (!layer_shared_shape(current, shared)) {
-        return status_fail(FP8PIPE_EINVAL, "%s: it has %lld x %lld entries, here are %lld x %lld",
-                           field, (long long)current->rows, (long long)current->cols,
-                           (long long)shared->rows, (long long)shared->cols);
+        bool rows = !check_fits(shared->rows, current->rows);
+        struct check_size size = rows ? shared->rows : shared->cols;
+
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: it has %lld %s, not %s = %lld", field,
+                           (const void *)tensor, (long long)(rows ? current->rows : current->cols),
+                           rows ? "rows" : "columns", size.of, (long long)size.is);
     }
     if (current->format != shared->format) {
-        return status_fail(FP8PIPE_EINVAL, "%s: its format is %s, here it is %s", field,
-                           current->format == FP8PIPE_E4M3 ? "E4M3" : "E5M2",
+        return status_fail(FP8PIPE_EINVAL, "%s = %p: its format is %s, here it is %s", field,
+                           (const void *)tensor, current->format == FP8PIPE_E4M3 ? "E4M3" : "E5M2",
                            shared->format == FP8PIPE_E4M3 ? "E4M3" : "E5M2");
     }
-    return status_fail(FP8PIPE_EINVAL, "%s: it has no %s copy", field,
+    return status_fail(FP8PIPE_EINVAL, "%s = %p: it has no %s copy", field, (const void *)tensor,
                        shared->rowwise && !tensor_rowwise(tensor) ? "row-wise" : "transposed");
 }

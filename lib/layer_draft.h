@@ -100,8 +100,8 @@ static inline void layer_commit(struct draft *draft, struct fp8pipe_linear *line
 /* What a shared quantized operand has to be. */
 struct layer_shared {
     const char *field;
-    int64_t rows; /* -1: any */
-    int64_t cols;
+    struct check_size rows;
+    struct check_size cols;
     enum fp8pipe_format format;
     bool rowwise;
     bool transposed;
@@ -110,7 +110,7 @@ struct layer_shared {
 static inline bool layer_shared_shape(const struct filling *filling,
                                       const struct layer_shared *shared)
 {
-    return (shared->rows < 0 || filling->rows == shared->rows) && filling->cols == shared->cols;
+    return check_fits(shared->rows, filling->rows) && check_fits(shared->cols, filling->cols);
 }
 
 /* The refusal of a tensor that is something else. */
@@ -131,7 +131,7 @@ static inline enum fp8pipe_status layer_bind_shared(struct draft *draft,
         return layer_shared_refuse(tensor, shared);
     }
     *filling = current;
-    return draft_read_tensor(draft, tensor, shared->rowwise);
+    return draft_read_tensor(draft, shared->field, tensor, shared->rowwise);
 }
 
 #endif

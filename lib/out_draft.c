@@ -20,7 +20,7 @@ static void commit(struct draft *draft, void *arg, fp8pipe_ticket ticket)
 const struct draft_calls out_draft_calls = {bind, commit};
 
 enum fp8pipe_status out_draft_check(struct draft *draft, const struct fp8pipe_quantized *out,
-                                    int64_t cols)
+                                    struct check_size cols)
 {
     enum fp8pipe_status status;
 

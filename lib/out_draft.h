@@ -27,9 +27,9 @@ static inline enum fp8pipe_status out_draft_rules(const char *prefix,
                : status_fail(FP8PIPE_EINVAL, "%sreserved = %d: it is 0", prefix, reserved);
 }
 
-/* The rules for `out`, of values with `cols` columns; its objects join the draft. */
+/* The rules for `out`, of values with so many columns; its objects join the draft. */
 enum fp8pipe_status out_draft_check(struct draft *draft, const struct fp8pipe_quantized *out,
-                                    int64_t cols);
+                                    struct check_size cols);
 
 /* A submit that fills a tensor, for out_draft_calls. */
 struct out_draft {

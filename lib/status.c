@@ -2,8 +2,21 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char sentence[STATUS_SENTENCE_BYTES];
+
+/* The C library prints a %p of NULL in its own way; a sentence says NULL wherever it means that. */
+static void say_null(char *text)
+{
+    static const char theirs[] = "(nil)", ours[] = "NULL";
+
+    for (char *at = strstr(text, theirs); at != NULL; at = strstr(at, theirs)) {
+        memcpy(at, ours, sizeof(ours) - 1);
+        at += sizeof(ours) - 1;
+        memmove(at, at + 1, strlen(at + 1) + 1);
+    }
+}
 
 enum fp8pipe_status status_fail(enum fp8pipe_status status, const char *format, ...)
 {
@@ -12,6 +25,7 @@ enum fp8pipe_status status_fail(enum fp8pipe_status status, const char *format, 
     va_start(args, format);
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
+    say_null(sentence);
     return status;
 }
 

@@ -37,6 +37,12 @@ static uint32_t choose_lane(struct fp8pipe *pipe, const struct fp8pipe_submit *s
                : a;
 }
 
+/* Their names in sentences. */
+static const char *const after_fields[FP8PIPE_AFTER_MAX] = {
+    "submit.after[0]", "submit.after[1]", "submit.after[2]", "submit.after[3]",
+    "submit.after[4]", "submit.after[5]", "submit.after[6]", "submit.after[7]",
+};
+
 /* The rules of draft_begin, each with its sentence. */
 static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
                                         const struct fp8pipe_submit *submit, uint32_t known)
@@ -80,7 +86,7 @@ static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
     }
     for (uint32_t i = 0; i < submit->after_count; i++) {
         if (submit->after[i] != 0) {
-            status = pipe_check_ticket(pipe, "submit.after", submit->after[i]);
+            status = pipe_check_ticket(pipe, after_fields[i], submit->after[i]);
             if (status != FP8PIPE_OK) {
                 return status;
             }
@@ -117,8 +123,9 @@ enum fp8pipe_status draft_begin_checked(struct draft *draft, struct fp8pipe *pip
         draft_copy_name(draft, submit->name);
     }
     for (uint32_t i = 0; i < submit->after_count && status == FP8PIPE_OK; i++) {
-        status = draft_after(draft, submit->after[i]);
+        status = draft_after(draft, after_fields[i], submit->after[i]);
     }
+    draft->submit = submit;
     draft->own_named = draft->entry.op.named;
     return status;
 }
@@ -151,16 +158,15 @@ enum fp8pipe_status draft_object(struct draft *draft, const char *field, struct 
     return FP8PIPE_OK;
 }
 
-enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket)
+enum fp8pipe_status draft_after_old(struct draft *draft, const char *field, fp8pipe_ticket ticket)
 {
     struct port *port = &draft->pipe->ports[ticket_lane(ticket)];
     struct ticket_failure failure;
 
     if (ticket_position(ticket) < port_too_old(port)) {
         return status_fail(FP8PIPE_ETOOOLD,
-                           "ticket = %#llx: it is older than the last %d failures "
-                           "of its lane",
-                           (unsigned long long)ticket, TICKET_FAILURES);
+                           "%s: its ticket %#llx is older than the last %d failures of its lane",
+                           field, (unsigned long long)ticket, TICKET_FAILURES);
     }
     if (port_done(port) > ticket_position(ticket) &&
         !port_failure_find(port, ticket_position(ticket), &failure)) {
@@ -217,13 +223,14 @@ void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
     memset(scaling->users, 0, draft->pipe->lanes * sizeof(*scaling->users));
 }
 
-enum fp8pipe_status draft_after_filled_old(struct draft *draft, const struct filling *filling)
+enum fp8pipe_status draft_after_filled_old(struct draft *draft, const char *field,
+                                           const struct filling *filling)
 {
     if (ck_pr_load_32(&filling->ready) != 0) {
         draft_order(draft, filling->filled_by);
         return FP8PIPE_OK;
     }
-    return draft_after(draft, filling->filled_by);
+    return draft_after(draft, field, filling->filled_by);
 }
 
 /* Takes the words; whether all objects are open. */
@@ -336,6 +343,16 @@ unlock:
     return status;
 }
 
+static const char *after_field(const struct draft *draft, fp8pipe_ticket ticket)
+{
+    uint32_t i = 0;
+
+    while (draft->submit->after[i] != ticket) {
+        i++;
+    }
+    return after_fields[i];
+}
+
 /* Time has passed: looks at the marks of what the descriptor names, and lets binding do so. */
 static enum fp8pipe_status name_again(struct draft *draft)
 {
@@ -346,7 +363,7 @@ static enum fp8pipe_status name_again(struct draft *draft)
     draft->last = UINT64_MAX;
     draft->entry.op.named = 0;
     for (uint32_t i = 0; i < count && status == FP8PIPE_OK; i++) {
-        status = draft_after(draft, draft->named[i]);
+        status = draft_after(draft, after_field(draft, draft->named[i]), draft->named[i]);
     }
     draft->own_named = draft->entry.op.named;
     return status;

@@ -56,6 +56,7 @@ struct draft {
     uint64_t recent;    /* DRAFT_RECENT; 0 once the marks of all are to be looked at */
     uint64_t last;      /* position that the op may have: see draft_name_recent */
     uint32_t own_named; /* from the descriptor's `after` */
+    const struct fp8pipe_submit *submit; /* with own_named: the descriptor's, for sentences */
     uint32_t object_count;
     uint32_t use_count;
     uint32_t ended_count;
@@ -187,7 +188,7 @@ static inline void draft_objects(struct draft *draft, struct object *a, struct o
 }
 
 /* draft_after of a ticket that is not recent. */
-enum fp8pipe_status draft_after_old(struct draft *draft, fp8pipe_ticket ticket);
+enum fp8pipe_status draft_after_old(struct draft *draft, const char *field, fp8pipe_ticket ticket);
 
 static inline bool draft_recent(const struct draft *draft, fp8pipe_ticket ticket)
 {
@@ -211,14 +212,16 @@ static inline enum fp8pipe_status draft_name_recent(struct draft *draft, fp8pipe
     return draft_name(draft, ticket);
 }
 
-/* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD. */
-static inline enum fp8pipe_status draft_after(struct draft *draft, fp8pipe_ticket ticket)
+/* A predecessor that cancels. Dropped if known to be done and OK. ETOOOLD, with a sentence that
+ * names the field which brought it. */
+static inline enum fp8pipe_status draft_after(struct draft *draft, const char *field,
+                                              fp8pipe_ticket ticket)
 {
     if (ticket == 0) {
         return FP8PIPE_OK;
     }
     return draft_recent(draft, ticket) ? draft_name_recent(draft, ticket)
-                                       : draft_after_old(draft, ticket);
+                                       : draft_after_old(draft, field, ticket);
 }
 
 /* The first two: a tensor that the op fills, and a scaling. EINVAL if one is of another pipe. */
@@ -332,12 +335,14 @@ void draft_wrote_scaling(struct draft *draft, struct fp8pipe_scaling *scaling,
                          fp8pipe_ticket ticket);
 
 /* Orders the op after the one that fills a filling. */
-enum fp8pipe_status draft_after_filled_old(struct draft *draft, const struct filling *filling);
+enum fp8pipe_status draft_after_filled_old(struct draft *draft, const char *field,
+                                           const struct filling *filling);
 
 /* The op reads the filling that a tensor has, and the row-wise bytes that it then holds if it says
  * so: order and use. */
-static inline enum fp8pipe_status
-draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor, bool rowwise)
+static inline enum fp8pipe_status draft_read_tensor(struct draft *draft, const char *field,
+                                                    const struct fp8pipe_tensor *tensor,
+                                                    bool rowwise)
 {
     struct filling *filling = tensor->filling;
 
@@ -346,7 +351,7 @@ draft_read_tensor(struct draft *draft, const struct fp8pipe_tensor *tensor, bool
         draft_use(draft, tensor->part);
     }
     return draft_recent(draft, filling->filled_by) ? draft_name_recent(draft, filling->filled_by)
-                                                   : draft_after_filled_old(draft, filling);
+                                                   : draft_after_filled_old(draft, field, filling);
 }
 
 struct draft_calls {

@@ -50,7 +50,10 @@ static void forward_part(void)
             "7");
     SPOILED(good, (op.activation = FP8PIPE_ACTIVATION_SWIGLU, op.y = op.x, op.y.cols = 4), SUBMIT,
             "overlap", "");
-    SPOILED(good, op.activation = FP8PIPE_ACTIVATION_SWIGLU, SUBMIT, "y.cols", "8");
+    SPOILED(good, op.activation = FP8PIPE_ACTIVATION_SWIGLU, SUBMIT, "y.cols = 8",
+            "x.cols / 2 = 4");
+    SPOILED(good, (op.bias = test_vector(&bias), op.bias.data = op.y.data), SUBMIT, "y.data",
+            "overlaps bias");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_activation(NULL, &good, &ticket), "pipe", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_activation(pipe, NULL, &ticket), "op", "NULL");
 }
@@ -70,7 +73,7 @@ static void backward_part(void)
     good.dx = result.view;
     COMMON_RULES(good, dx, "dx");
     MATRIX_RULES(good, dy, "dy");
-    SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
+    SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols = 7", "x.cols = 8");
     SPOILED(good,
             (op.out.tensor = tensor, op.out.scaling = scaling,
              op.out.column_sums = (struct fp8pipe_vector){op.dy.data, COLS, FP8PIPE_FP32, 0}),

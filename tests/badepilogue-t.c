@@ -26,8 +26,10 @@ static struct test_matrix x, w, y, pre, residual, dy, dx;
         MATRIX_RULES(good, epilogue.residual, "epilogue.residual");                                \
         SPOILED(good, op.epilogue.pre.rows--, SUBMIT, "epilogue.pre.rows", "3");                   \
         SPOILED(good, op.epilogue.pre.cols--, SUBMIT, "epilogue.pre.cols", "7");                   \
-        SPOILED(good, op.epilogue.residual.rows--, SUBMIT, "epilogue.residual.rows", "3");         \
-        SPOILED(good, op.epilogue.residual.cols--, SUBMIT, "epilogue.residual.cols", "7");         \
+        SPOILED(good, op.epilogue.residual.rows--, SUBMIT, "epilogue.residual.rows = 3",           \
+                "that of " d_name ", 4");                                                          \
+        SPOILED(good, op.epilogue.residual.cols--, SUBMIT, "epilogue.residual.cols = 7",           \
+                "that of " d_name ", 8");                                                          \
         SPOILED(good, op.epilogue.residual.dtype = FP8PIPE_BF16, SUBMIT,                           \
                 "epilogue.residual.dtype", "1");                                                   \
         SPOILED(good, op.epilogue.residual.data = (float *)op.d_.data + 1, SUBMIT,                 \
@@ -45,6 +47,8 @@ static struct test_matrix x, w, y, pre, residual, dy, dx;
 #define TENSOR_RULES(good, d_, d_name)                                                             \
     do {                                                                                           \
         SPOILED(good, op.d_ = y.view, SUBMIT, d_name ".data", "epilogue.tensor");                  \
+        SPOILED(good, op.d_.rows = 1, SUBMIT, d_name ".data = NULL", "epilogue.tensor");           \
+        SPOILED(good, op.epilogue.residual.rows = 1, SUBMIT, "epilogue.residual.data = NULL", ""); \
         SPOILED(good, op.epilogue.residual = residual.view, SUBMIT, "epilogue.residual.data", ""); \
         SPOILED(good, op.epilogue.scaling = NULL, SUBMIT, "epilogue.scaling", "NULL");             \
         SPOILED(good, op.epilogue.scaling = other_scaling, SUBMIT, "epilogue.scaling", "pipe");    \
@@ -93,10 +97,10 @@ static void gemm_part(void)
     EPILOGUE_RULES(good, d, "d", op.a.data);
     SPOILED(good, op.epilogue.pre.data = op.b.data, SUBMIT, "epilogue.pre.data", "overlaps b");
     SPOILED(good, op.bias = ((struct fp8pipe_vector){op.d.data, op.d.cols, FP8PIPE_FP32, 0}),
-            SUBMIT, "bias.data", "overlaps d");
+            SUBMIT, "d.data", "overlaps bias");
     SPOILED(good,
             op.bias = ((struct fp8pipe_vector){op.epilogue.pre.data, op.d.cols, FP8PIPE_FP32, 0}),
-            SUBMIT, "bias.data", "overlaps epilogue.pre");
+            SUBMIT, "epilogue.pre.data", "overlaps bias");
     SPOILED(good, op.accumulate = 1, SUBMIT, "accumulate", "1");
     SPOILED(good, op.submit.flags = FP8PIPE_NO_AMAX, SUBMIT, "submit.flags", "0x8");
     IS_ACCEPTED(fp8pipe_gemm(pipe, &good, &ticket));

@@ -28,14 +28,17 @@ static void submit_part(void)
     SPOILED(good, op.submit.after_count = 9, SUBMIT, "after_count", "9");
     SPOILED(good, op.submit.reserved = 1, SUBMIT, "reserved", "1");
     SPOILED(good, op.submit.reserved2[1] = 5, SUBMIT, "reserved", "5");
-    SPOILED(good, (op.submit.after_count = 1, op.submit.after[0] = others), SUBMIT, "after", "");
-    SPOILED(good, (op.submit.after_count = 2, op.submit.after[1] = given + 100000), SUBMIT, "after",
-            "");
+    SPOILED(good, (op.submit.after_count = 1, op.submit.after[0] = others), SUBMIT,
+            "submit.after[0] = ", "");
+    SPOILED(good, (op.submit.after_count = 2, op.submit.after[1] = given + 100000), SUBMIT,
+            "submit.after[1] = ", "");
+    SPOILED(good, (op.submit.after_count = 8, op.submit.after[7] = others), SUBMIT,
+            "submit.after[7] = ", "");
     SPOILED(good, (op.submit.after_count = 1, op.submit.after[0] = ~(fp8pipe_ticket)0), SUBMIT,
-            "after", "");
+            "submit.after[0] = ", "");
     /* a lane that this pipe does not have */
     SPOILED(good, (op.submit.after_count = 1, op.submit.after[0] = given | UINT64_C(63) << 46),
-            SUBMIT, "after", "");
+            SUBMIT, "submit.after[0] = ", "");
     SPOILED(good, op.fn = NULL, SUBMIT, "fn", "NULL");
     if (backend == FP8PIPE_BACKEND_HOST) {
         enum fp8pipe_status status;
@@ -130,7 +133,7 @@ static void ticket_part(void)
     state.size = 0;
     REFUSED(FP8PIPE_EINVAL, fp8pipe_state_get(pipe, given, &state), "size", "0");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_error_get(NULL, given, sentence, 1), "pipe", "NULL");
-    REFUSED(FP8PIPE_EINVAL, fp8pipe_error_get(pipe, given, NULL, 1), "buffer", "");
+    REFUSED(FP8PIPE_EINVAL, fp8pipe_error_get(pipe, given, NULL, 1), "buffer = NULL", "");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_error_get(pipe, given, sentence, 0), "bytes", "0");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_defer(pipe, given, FP8PIPE_DONE, NULL, NULL, 0), "fn", "NULL");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_defer(pipe, given, (enum fp8pipe_mark)9, answer_take, NULL, 0),

@@ -9,15 +9,16 @@
 #define TICKET_UNSET UINT64_C(0x7777)
 
 /*
- * Expects `call` to be refused with `wanted`, and a sentence that holds `field` and `value`, and
- * with no effect: `ticket`, in the caller's scope, stays unset, nothing is submitted to `pipe`.
+ * Expects `call` to be refused with `wanted`, and a sentence that holds `field` and `value` and
+ * says NULL for what is NULL, and with no effect: `ticket`, in the caller's scope, stays unset,
+ * nothing is submitted to `pipe`.
  */
 #define REFUSED(wanted, call, field, value)                                                        \
     do {                                                                                           \
         uint64_t before_ = stats_of(pipe, -1).submitted;                                           \
         enum fp8pipe_status got_ = (call);                                                         \
         const char *said_ = fp8pipe_last_error();                                                  \
-        bool named_ = strstr(said_, field) && strstr(said_, value);                                \
+        bool named_ = strstr(said_, field) && strstr(said_, value) && !strstr(said_, "(nil)");     \
                                                                                                    \
         if (!ok(got_ == (wanted) && named_ && ticket == TICKET_UNSET &&                            \
                     stats_of(pipe, -1).submitted == before_,                                       \

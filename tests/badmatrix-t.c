@@ -114,18 +114,22 @@ static void gemm_part(void)
     MATRIX_RULES(good, b, "b");
     MATRIX_RULES(good, d, "d");
     VECTOR_RULES(good, bias, "bias");
-    SPOILED(good, op.a.cols--, SUBMIT, "", "");
-    SPOILED(good, op.d.rows--, SUBMIT, "rows", "3");
-    SPOILED(good, op.d.cols--, SUBMIT, "", "7");
-    SPOILED(good, op.b.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");
-    SPOILED(good, op.d.data = op.a.data, SUBMIT, "overlap", "");
+    SPOILED(good, op.a.cols--, SUBMIT, "b.cols = 16", "a.cols = 15");
+    SPOILED(good, op.d.rows--, SUBMIT, "a.rows = 4", "d.rows = 3");
+    SPOILED(good, op.d.cols--, SUBMIT, "b.rows = 8", "d.cols = 7");
+    SPOILED(good, op.d = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "a.rows = 4",
+            "d.rows = 0");
+    SPOILED(good, op.b.dtype = FP8PIPE_BF16, SUBMIT, "b.dtype = 1", "a.dtype = 0");
+    SPOILED(good, op.d.data = op.a.data, SUBMIT, "d.data", "overlaps a");
+    SPOILED(good, op.bias = ((struct fp8pipe_vector){op.d.data, N, FP8PIPE_FP32, 0}), SUBMIT,
+            "d.data", "overlaps bias");
     SPOILED(good, op.d.data = (float *)op.b.data + (N - 1) * K, SUBMIT, "overlap", "");
     SPOILED(good, op.a_tensor = x_row, SUBMIT, "_tensor", "");
     SPOILED(good, op.b_tensor = x_row, SUBMIT, "_tensor", "");
     SPOILED(good, op.a = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "a", "");
     SPOILED(good, op.a_transposed = 2, SUBMIT, "a_transposed", "2");
     SPOILED(good, op.b_transposed = -1, SUBMIT, "b_transposed", "-1");
-    SPOILED(good, op.a_transposed = 1, SUBMIT, "", "");
+    SPOILED(good, op.a_transposed = 1, SUBMIT, "a.cols = 16", "d.rows = 4");
     SPOILED(good, op.accumulate = 2, SUBMIT, "accumulate", "2");
     SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)7, SUBMIT, "accumulation", "7");
     REFUSED(FP8PIPE_EINVAL, fp8pipe_gemm(NULL, &good, &ticket), "pipe", "NULL");
@@ -138,11 +142,13 @@ static void gemm_part(void)
     SPOILED(quantized, op.b_tensor = NULL, SUBMIT, "b", "");
     SPOILED(quantized, (op.b_tensor = NULL, op.b = x.view), SUBMIT, "tensor", "");
     SPOILED(quantized, (op.a_tensor = op.b_tensor = dy_row), SUBMIT, "E5M2", "");
-    SPOILED(quantized, op.a_tensor = empty, SUBMIT, "a_tensor", "");
+    SPOILED(quantized, op.a_tensor = empty, SUBMIT, "a_tensor = 0x", "empty");
+    SPOILED(quantized, op.a.rows = 1, SUBMIT, "a.data = NULL", "tensors");
     SPOILED(quantized, op.a_tensor = of_other, SUBMIT, "a_tensor", "");
     SPOILED(quantized, op.a_tensor = x_turned, SUBMIT, "a_tensor", "");
     SPOILED(quantized, op.a_transposed = 1, SUBMIT, "a_", "");
-    SPOILED(quantized, op.d.rows = 3, SUBMIT, "", "3");
+    SPOILED(quantized, op.d.rows = 3, SUBMIT, "a_tensor = 0x", "4 rows, not d.rows = 3");
+    SPOILED(quantized, op.d.cols = 3, SUBMIT, "b_tensor = 0x", "4 rows, not d.cols = 3");
     SIZES(fp8pipe_gemm_op, good, SUBMIT, accumulation);
 }
 
@@ -163,8 +169,8 @@ static void linear_part(void)
     MATRIX_RULES(good, weight, "weight");
     SPOILED(good, op.in_features = -1, SUBMIT, "in_features", "-1");
     SPOILED(good, op.out_features = -2, SUBMIT, "out_features", "-2");
-    SPOILED(good, op.in_features = K + 1, SUBMIT, "weight.cols", "16");
-    SPOILED(good, op.out_features = N + 1, SUBMIT, "weight.rows", "8");
+    SPOILED(good, op.in_features = K + 1, SUBMIT, "weight.cols = 16", "in_features = 17");
+    SPOILED(good, op.out_features = N + 1, SUBMIT, "weight.rows = 8", "out_features = 9");
     SPOILED(good, (op.bias = test_vector(&sums), op.bias.count--), SUBMIT, "bias.count", "7");
     SPOILED(good, (op.bias = test_vector(&sums), op.bias.data = NULL), SUBMIT, "bias.data", "");
     SPOILED(good, op.scaling = other_scaling, SUBMIT, "scaling", "");
@@ -212,13 +218,15 @@ static void forward_part(void)
     MATRIX_RULES(good, y, "y");
     SPOILED(good, op.x.cols--, SUBMIT, "x.cols", "15");
     SPOILED(good, op.y.cols--, SUBMIT, "y.cols", "7");
-    SPOILED(good, op.y.rows--, SUBMIT, "rows", "3");
+    SPOILED(good, op.y.rows--, SUBMIT, "x.rows = 4", "y.rows = 3");
+    SPOILED(good, op.y = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "y.cols = 0",
+            "out_features = 8");
     SPOILED(good, op.y.data = op.x.data, SUBMIT, "overlap", "");
     SPOILED(good, op.y.data = w.view.data, SUBMIT, "overlaps weight", "");
     SPOILED(good, op.y.data = (float *)op.x.data + M * K - 1, SUBMIT, "overlap", "");
     SPOILED(good, op.x_tensor = x_row, SUBMIT, "x_tensor", "");
     SPOILED(good, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "x", "");
-    SPOILED(good, op.keep = FP8PIPE_KEEP_DGRAD, SUBMIT, "saved", "");
+    SPOILED(good, op.keep = FP8PIPE_KEEP_DGRAD, SUBMIT, "saved = NULL", "needed");
     SPOILED(good, (op.keep = (enum fp8pipe_keep)5, op.saved = empty), SUBMIT, "keep", "5");
     SPOILED(good, (op.keep = FP8PIPE_KEEP_ALL, op.saved = of_other), SUBMIT, "saved", "");
     SPOILED(good, op.accumulation = (enum fp8pipe_accumulation)9, SUBMIT, "accumulation", "9");
@@ -226,6 +234,8 @@ static void forward_part(void)
     shared.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE;
     shared.x_tensor = x_row;
     SPOILED(shared, op.x_tensor = empty, SUBMIT, "x_tensor", "");
+    SPOILED(shared, op.y.rows--, SUBMIT, "x_tensor = 0x", "4 rows, not y.rows = 3");
+    SPOILED(shared, op.x.rows = 1, SUBMIT, "x.data = NULL", "x_tensor");
     SPOILED(shared, op.x_tensor = x_turned, SUBMIT, "x_tensor", "");
     SPOILED(shared, op.x_tensor = dy_row, SUBMIT, "x_tensor", "");
     SPOILED(shared, op.x_tensor = of_other, SUBMIT, "x_tensor", "");
@@ -256,7 +266,7 @@ static void dgrad_part(void)
     SUMS_RULES(good, bias_grad, "bias_grad");
     SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
     SPOILED(good, op.dx.cols--, SUBMIT, "dx.cols", "15");
-    SPOILED(good, op.dx.rows--, SUBMIT, "rows", "3");
+    SPOILED(good, op.dx.rows--, SUBMIT, "dy.rows = 4", "dx.rows = 3");
     SPOILED(good, op.dx.data = op.dy.data, SUBMIT, "overlap", "");
     SPOILED(good, op.dx.data = w.view.data, SUBMIT, "overlaps weight", "");
     SPOILED(good, op.bias_grad = ((struct fp8pipe_vector){op.dx.data, N, FP8PIPE_FP32, 0}), SUBMIT,
@@ -298,7 +308,7 @@ static void wgrad_part(void)
     MATRIX_RULES(good, dw, "dw");
     SUMS_RULES(good, bias_grad, "bias_grad");
     SPOILED(good, op.dy.cols--, SUBMIT, "dy.cols", "7");
-    SPOILED(good, op.dy.rows--, SUBMIT, "", "3");
+    SPOILED(good, op.dy.rows--, SUBMIT, "saved = 0x", "4 rows, not dy.rows = 3");
     SPOILED(good, op.dw.cols--, SUBMIT, "dw.cols", "15");
     SPOILED(good, op.dw.rows--, SUBMIT, "dw.rows", "7");
     SPOILED(good, op.dw.data = op.dy.data, SUBMIT, "overlap", "");
@@ -331,7 +341,7 @@ static void wgrad_part(void)
     unquantized.x = x.view;
     MATRIX_RULES(unquantized, x, "x");
     SPOILED(unquantized, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "x", "");
-    SPOILED(unquantized, op.x.rows--, SUBMIT, "rows", "3");
+    SPOILED(unquantized, op.x.rows--, SUBMIT, "x.rows = 3", "dy.rows = 4");
     SPOILED(unquantized, op.x.cols--, SUBMIT, "x.cols", "15");
     SPOILED(unquantized, op.dw.data = op.x.data, SUBMIT, "overlap", "");
     SPOILED(unquantized, op.dy.dtype = FP8PIPE_BF16, SUBMIT, "dtype", "");

@@ -19,8 +19,8 @@ static struct test_matrix tokens[6], groups[6], one[6], rows_of;
 #define TOKEN_RULES(good, f, name)                                                                 \
     do {                                                                                           \
         MATRIX_RULES(good, f, name);                                                               \
-        SPOILED(good, op.f.rows = M - 1, SUBMIT, name, "3");                                       \
-        SPOILED(good, op.f.cols = H - 1, SUBMIT, name, "7");                                       \
+        SPOILED(good, op.f.rows = M - 1, SUBMIT, name ".rows = 3", ".rows = 4");                   \
+        SPOILED(good, op.f.cols = H - 1, SUBMIT, name ".cols = 7", ".cols = 8");                   \
     } while (0)
 
 /* With rows that tokens take. */
@@ -101,7 +101,11 @@ static void forward_part(void)
     VECTOR_RULES(good, weight, "weight");
     VECTOR_RULES(good, bias, "bias");
     OUT_RULES(good);
+    SPOILED(good, op.x = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "y.rows = 4",
+            "x.rows = 0");
     SPOILED(good, op.y = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "gate", "no y");
+    SPOILED(good, (op.y = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, op.gate.data = NULL), SUBMIT,
+            "gate.data = NULL", "");
     SPOILED(good, op.norm = (enum fp8pipe_norm)3, SUBMIT, "norm", "3");
     SPOILED(good, op.epsilon = 0, SUBMIT, "epsilon", "0");
     SPOILED(good, op.epsilon = -1, SUBMIT, "epsilon", "-1");
@@ -175,8 +179,8 @@ static void backward_part(void)
     VECTOR_RULES(good, dbias, "dbias");
     OUT_RULES(good);
     SPOILED(good, op.y = (struct fp8pipe_matrix)FP8PIPE_MATRIX_NONE, SUBMIT, "y.data", "dgate");
-    SPOILED(good, op.dgate.rows = 1, SUBMIT, "dgate.rows", "1");
-    SPOILED(good, op.dscale.rows = 1, SUBMIT, "dscale.rows", "1");
+    SPOILED(good, op.dgate.rows = 1, SUBMIT, "dgate.rows = 1", "gate.rows = 2");
+    SPOILED(good, op.dscale.rows = 1, SUBMIT, "dscale.rows = 1", "scale.rows = 2");
     SPOILED(good, op.norm = (enum fp8pipe_norm) - 1, SUBMIT, "norm", "-1");
     SPOILED(good, op.mean = NULL, SUBMIT, "mean", "NULL");
     SPOILED(good, op.rstd = NULL, SUBMIT, "rstd", "NULL");

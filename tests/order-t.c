@@ -251,7 +251,7 @@ static enum fp8pipe_status overtaken_bind(struct draft *draft, void *arg)
     static enum fp8pipe_status fails = FP8PIPE_ECALL;
     const struct fp8pipe_submit resume = test_submit(0, FP8PIPE_RESUME, 0, 0);
     struct overtaken *o = arg;
-    enum fp8pipe_status status = o->binds ? draft_after(draft, o->before) : FP8PIPE_OK;
+    enum fp8pipe_status status = o->binds ? draft_after(draft, "before", o->before) : FP8PIPE_OK;
 
     if (o->bound++ > 0)
         return status;
@@ -302,6 +302,8 @@ static void overtaken(bool binds, bool over)
     status = overtaken_submit(&o, &counter, &ticket);
     if (over) {
         is_int(status, FP8PIPE_ETOOOLD, "%s: what is forgotten by the claim is refused", name);
+        ok(strstr(fp8pipe_last_error(), binds ? "before: " : "submit.after[0]: ") != NULL,
+           "%s: by what brought it (%s)", name, fp8pipe_last_error());
     } else {
         gate_open(&o.launcher);
         is_int(status, FP8PIPE_OK, "%s: a predecessor that is done", name);

@@ -92,6 +92,8 @@ static void sentences(void)
     longest[sizeof(longest) - 1] = '\0';
     status_fail(FP8PIPE_EINVAL, "%s", longest);
     is_int(strlen(fp8pipe_last_error()), STATUS_SENTENCE_BYTES - 1, "one that is too long is cut");
+    status_fail(FP8PIPE_EINVAL, "to = %p, from = %p: both are needed", NULL, NULL);
+    is_str(fp8pipe_last_error(), "to = NULL, from = NULL: both are needed", "NULL is called so");
     status_fail(FP8PIPE_EINVAL, "%s", "short");
     is_str(fp8pipe_last_error(), "short", "the last one counts");
 }

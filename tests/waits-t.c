@@ -217,7 +217,7 @@ static void overtaken(enum fp8pipe_mode mode)
            "%s: a submit begins on an open pipe", mode_name(mode));
     draft.entry.op.u.call = (struct op_call){call_nothing, NULL, 0};
     test_close(pipe);
-    is_int(draft_after(&draft, failed), FP8PIPE_OK,
+    is_int(draft_after(&draft, "failed", failed), FP8PIPE_OK,
            "%s: closed meanwhile, it may still be asked for what its predecessor did",
            mode_name(mode));
     is_int(draft_submit(&draft, NULL, NULL, &ticket), FP8PIPE_ECLOSED, "%s: and is then refused",
