@@ -47,6 +47,8 @@ static const struct argument known[] = {
      "do not measure the GPU's idle time, which costs a query an op"},
     {"--fixed_plans", ARGUMENT_FLAG, AT(fixed_plans), 0, 0, NULL,
      "each GEMM keeps its first plan: runs are the same to the bit"},
+    {"--no_replays", ARGUMENT_FLAG, AT(no_replays), 0, 0, NULL,
+     "issue every GEMM call through cuBLASLt, also one that is recorded and comes again"},
     {"--tune", ARGUMENT_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs of the warm-up"},
     {"--tune_file", ARGUMENT_TEXT, AT(tune_file), 0, 0, NULL,
      "load tuned GEMMs from this file; with --tune write them into it"},

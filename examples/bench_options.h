@@ -36,6 +36,7 @@ struct bench_options {
     bool grad_norm;
     bool no_idle;
     bool fixed_plans;
+    bool no_replays;
     bool tune;
     const char *tune_file; /* these: NULL, or a path */
     const char *json;

@@ -99,6 +99,10 @@ void bench_report_print(FILE *file, const struct bench_options *options,
     fprintf(file, "  %-19s %.1f ms after the start\n", "first iteration", result->first_ms);
     fprintf(file, "  %-19s %.3f GiB, expected %.3f\n", "memory", result->memory_bytes / GIB,
             result->needed_bytes / GIB);
+    if (result->backend == FP8PIPE_BACKEND_CUDA) {
+        fprintf(file, "  %-19s %.0f issued from %.0f records, %.0f evicted\n",
+                "GEMM calls replayed", result->replayed, result->replays, result->replays_evicted);
+    }
     if (options->train) {
         fprintf(file, "  %-19s %.6g\n", "loss", result->loss);
     }
@@ -169,6 +173,9 @@ static void write_times(struct json *json, const struct bench_options *options,
     json_number(json, "plans", result->plans);
     json_number(json, "plans_borrowed", result->plans_borrowed);
     json_number(json, "plans_refined", result->plans_refined);
+    json_number(json, "replays", result->replays);
+    json_number(json, "replays_evicted", result->replays_evicted);
+    json_number(json, "replayed", result->replayed);
     if (result->idle_ms >= 0.0) {
         json_number(json, "idle_ms", result->idle_ms);
     }

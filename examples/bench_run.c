@@ -245,6 +245,9 @@ static void summarise(struct times *times, int64_t count, const struct fp8pipe_s
     result->plans = (double)after[1].plans;
     result->plans_borrowed = (double)after[1].plans_borrowed;
     result->plans_refined = (double)after[1].plans_refined;
+    result->replays = (double)after[1].replays;
+    result->replays_evicted = (double)after[1].replays_evicted;
+    result->replayed = (double)after[1].replayed;
 }
 
 /* At the most tokens alone: in a dynamic run every other shape is new to the timed iterations. */

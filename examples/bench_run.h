@@ -32,6 +32,9 @@ struct bench_result {
     double plans;
     double plans_borrowed;
     double plans_refined;
+    double replays; /* recorded GEMM calls, those of them that made room, GEMM calls issued so */
+    double replays_evicted;
+    double replayed;
     struct bench_first first; /* of a dynamic run */
     bool has_cosine;
     struct bench_cosine cosine;

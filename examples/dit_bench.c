@@ -56,6 +56,7 @@ static int open_pipe(const struct bench_options *options, struct fp8pipe **pipe)
     pipe_options.ring_slots = RING_SLOTS;
     pipe_options.measure_idle = !options->no_idle;
     pipe_options.plans = options->fixed_plans ? FP8PIPE_PLANS_FIXED : FP8PIPE_PLANS_REFINED;
+    pipe_options.replays = options->no_replays ? FP8PIPE_REPLAYS_OFF : FP8PIPE_REPLAYS_ON;
     /* A file that is yet to be written is not one that is missing. */
     if (options->tune_file && !(options->tune && access(options->tune_file, F_OK) != 0)) {
         pipe_options.tune_file = options->tune_file;

@@ -76,6 +76,22 @@ same_loss() {
     near "$1" "$first" "$(number loss)"
 }
 
+# NAME...: these numbers are in the file, and zero.
+zero() {
+    for name; do
+        [ "$(number "$name")" = 0 ] || { echo "$name is '$(number "$name")'"; return 1; }
+    done
+}
+
+replays() {
+    timed "$@" --iters 20 && positive replays replayed && [ -n "$(number replays_evicted)" ] &&
+        grep -q 'GEMM calls replayed .* issued from .* records' "$work/out"
+}
+
+no_replays() {
+    timed "$@" && zero replays replays_evicted replayed
+}
+
 refused() {
     pattern=$1
     shift
@@ -124,6 +140,9 @@ backend_tests() {
         "$b --fixed_plans" "$b --fixed_plans --issue inline --lanes 2"
     ok "$b: a norm in every step changes nothing" same_loss 0 \
         "$b --fixed_plans" "$b --fixed_plans --grad_norm"
+    ok "$b: GEMM calls that are not replayed change nothing" same_loss 0 \
+        "$b --fixed_plans" "$b --fixed_plans --no_replays"
+    ok "$b: none of them is counted" no_replays "$b" --no_replays
     ok "$b: bf16 is near float32" same_loss 1e-2 "$b --dtype fp32" "$b --dtype bf16"
     ok "$b: FP8 is near float32" same_loss 2e-2 "$b --dtype fp32" "$b --dtype fp8"
     ok "$b: sizes that fit no alignment" timed "$b" --batch_size 1 --seq_length 3 --hidden_size 24 \
@@ -149,6 +168,7 @@ if [ "${FP8PIPE_TEST_BACKEND:-}" != host ] &&
         "cuda --dtype bf16"
     ok "cuda computes what the host does in fp8" same_loss 1e-2 "host --dtype fp8" \
         "cuda --dtype fp8"
+    ok "GEMM calls that come again are replayed" replays cuda
     ok "tuned GEMMs are written" run cuda --tune --tune_file "$work/tuned"
     ok "and loaded" run cuda --tune_file "$work/tuned"
 else
