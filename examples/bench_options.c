@@ -3,6 +3,7 @@
 #include "arguments.h"
 
 #define TOKENS_MAX ((int64_t)1 << 24)
+#define SEQUENCE 1024
 #define DYNAMIC_TOKENS 256
 
 static const struct argument_choice dtypes[] = {
@@ -20,7 +21,7 @@ static const struct argument_choice backends[] = {{"auto", FP8PIPE_BACKEND_AUTO}
 
 static const struct argument known[] = {
     {"--batch_size", ARGUMENT_NUMBER, AT(batch), 1, 65536, NULL, "samples (8)"},
-    {"--seq_length", ARGUMENT_NUMBER, AT(sequence), 1, 1048576, NULL, "tokens of a sample (1024)"},
+    {"--seq_length", ARGUMENT_NUMBER, AT(tokens), 1, 1048576, NULL, "tokens of a sample (1024)"},
     {"--hidden_size", ARGUMENT_NUMBER, AT(hidden), 8, 32768, NULL, "width, a multiple of 8 (2048)"},
     {"--depth", ARGUMENT_NUMBER, AT(depth), 1, 1024, NULL, "blocks (32)"},
     {"--mlp_ratio", ARGUMENT_NUMBER, AT(mlp_ratio), 1, 16, NULL, "width of the MLP over width (4)"},
@@ -30,7 +31,7 @@ static const struct argument known[] = {
      "of weight gradients: fp32 or bf16 (bf16; fp32 with --dtype fp32)"},
     {"--mode", ARGUMENT_SWITCH, AT(train), 0, 0, modes, "forward or train (train)"},
     {"--dynamic", ARGUMENT_FLAG, AT(dynamic), 0, 0, NULL,
-     "another aspect ratio each iteration, 240 to 256 tokens, instead of --seq_length"},
+     "another aspect ratio each iteration, of 240 to 256 tokens; takes no --seq_length"},
     {"--iters", ARGUMENT_NUMBER, AT(iterations), 1, 100000, NULL, "timed iterations (20)"},
     {"--warmup", ARGUMENT_NUMBER, AT(warm_up), 1, 100000, NULL,
      "iterations before them, at one shape (5)"},
@@ -49,9 +50,9 @@ static const struct argument known[] = {
      "each GEMM keeps its first plan: runs are the same to the bit"},
     {"--no_replays", ARGUMENT_FLAG, AT(no_replays), 0, 0, NULL,
      "issue every GEMM call through cuBLASLt, also one that is recorded and comes again"},
-    {"--tune", ARGUMENT_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs of the warm-up"},
+    {"--tune", ARGUMENT_FLAG, AT(tune), 0, 0, NULL, "tune the GEMMs of the warm-up (cuda)"},
     {"--tune_file", ARGUMENT_TEXT, AT(tune_file), 0, 0, NULL,
-     "load tuned GEMMs from this file; with --tune write them into it"},
+     "load tuned GEMMs from this file; with --tune write them into it (cuda)"},
     {"--json", ARGUMENT_TEXT, AT(json), 0, 0, NULL, "write the numbers to this file"},
     {"--profile", ARGUMENT_TEXT, AT(profile), 0, 0, NULL,
      "write a trace of one more iteration to this file"},
@@ -88,8 +89,16 @@ void bench_options_help(FILE *file)
 /* What one option allows alone and not beside another. */
 static int check(struct bench_options *o, char *error, size_t error_bytes)
 {
-    o->sequence = o->dynamic ? DYNAMIC_TOKENS : o->sequence;
-    o->tokens = o->sequence;
+    if (o->dynamic && o->tokens != 0) {
+        snprintf(error, error_bytes,
+                 "--seq_length is '%lld', but --dynamic takes none: its shapes are of 240 to %d "
+                 "tokens",
+                 (long long)o->tokens, DYNAMIC_TOKENS);
+        return -1;
+    }
+    if (o->tokens == 0) {
+        o->tokens = o->dynamic ? DYNAMIC_TOKENS : SEQUENCE;
+    }
     if (o->hidden % 8 != 0) {
         snprintf(error, error_bytes, "--hidden_size is '%lld', but must be a multiple of 8",
                  (long long)o->hidden);
@@ -105,10 +114,10 @@ static int check(struct bench_options *o, char *error, size_t error_bytes)
     } else if (o->cosine && (o->dtype != BENCH_FP8 || !o->train || o->dynamic)) {
         snprintf(error, error_bytes,
                  "--cosine needs --dtype fp8 and --mode train, and fixed shapes");
-    } else if ((o->check || o->cosine || o->loss_run) && (o->profile || o->floor)) {
+    } else if ((o->check || o->cosine || o->loss_run) && (o->profile || o->floor || o->tune)) {
         snprintf(error, error_bytes,
-                 "--profile and --floor need iterations that are timed, and not --check, --cosine "
-                 "or --loss_run");
+                 "--profile, --floor and --tune need iterations that are timed, and not --check, "
+                 "--cosine or --loss_run");
     } else if (o->floor && o->dynamic) {
         snprintf(error, error_bytes, "--floor needs fixed shapes, and not --dynamic");
     } else if (o->dtype == BENCH_FP32 && o->grad_dtype != BENCH_FP32) {
@@ -123,7 +132,6 @@ int bench_options_parse(int argc, char **argv, struct bench_options *options, ch
                         size_t error_bytes)
 {
     *options = (struct bench_options){.batch = 8,
-                                      .sequence = 1024,
                                       .hidden = 2048,
                                       .depth = 32,
                                       .mlp_ratio = 4,

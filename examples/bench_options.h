@@ -17,8 +17,7 @@ enum bench_dtype { BENCH_FP32, BENCH_BF16, BENCH_FP8, BENCH_DTYPES };
 
 struct bench_options {
     int64_t batch;
-    int64_t sequence; /* as given */
-    int64_t tokens;   /* of a sample, at most: that, or in a dynamic run 256 */
+    int64_t tokens; /* of a sample; in a dynamic run at most */
     int64_t hidden;
     int64_t depth;
     int64_t mlp_ratio;

@@ -199,7 +199,7 @@ static void write_run(struct json *json, const struct bench_options *options,
         strftime(date, sizeof(date), "%Y-%m-%d", &utc);
     }
     snprintf(shape, sizeof(shape), "%lldx%lld%s", (long long)options->batch,
-             (long long)options->sequence, options->dynamic ? " dynamic" : "");
+             (long long)options->tokens, options->dynamic ? " dynamic" : "");
     json_text(json, "program", "dit_bench");
     json_text(json, "version", fp8pipe_version());
     json_lines(json, 3);
@@ -217,7 +217,7 @@ static void write_run(struct json *json, const struct bench_options *options,
     json_lines(json, 3);
     json_text(json, "card", result->device.name);
     json_number(json, "batch_size", (double)options->batch);
-    json_number(json, "seq_length", (double)options->sequence);
+    json_number(json, "seq_length", (double)options->tokens);
     json_number(json, "hidden_size", (double)options->hidden);
     json_number(json, "depth", (double)options->depth);
     json_number(json, "mlp_ratio", (double)options->mlp_ratio);

@@ -67,6 +67,17 @@ static int open_pipe(const struct bench_options *options, struct fp8pipe **pipe)
     return OK;
 }
 
+/* What would change nothing there. */
+static int check_backend(const struct bench_options *options, enum fp8pipe_backend backend)
+{
+    if (backend != FP8PIPE_BACKEND_HOST || (!options->tune && !options->tune_file)) {
+        return OK;
+    }
+    return complain(REFUSED, options->tune
+                                 ? "--tune needs the cuda backend: the host has no GEMMs to tune"
+                                 : "--tune_file needs the cuda backend: the host tunes no GEMMs");
+}
+
 /* Before anything large is allocated. */
 static int check_memory(const struct bench_options *options, struct bench_result *result)
 {
@@ -124,6 +135,10 @@ static int run(struct fp8pipe *pipe, const struct bench_options *options, int ar
 
     if (fp8pipe_backend_get(pipe, &result.backend) != FP8PIPE_OK) {
         return complain(FAILED, fp8pipe_last_error());
+    }
+    code = check_backend(options, result.backend);
+    if (code != OK) {
+        return code;
     }
     bench_device_get(result.backend, &result.device);
     code = check_memory(options, &result);

@@ -142,6 +142,7 @@ ok "nor where one of ours is for CUDA" refused --ours 'host=--dtype fp8 --backen
 ok "a backend that is named is not asked for another" run --case 8x240 --peer none \
     --common '--backend host'
 ok "and is the only one named" sh -c '! grep cuda calls && test ! -e asked'
+ok "nothing is to be tuned on the host" sh -c '! grep -e --tune calls'
 rm no_gpu
 ok "a program that is not there" refused --dit_bench ./no_such_program
 ok "ours without options" refused --ours fp8 --peer none

@@ -15,14 +15,19 @@ trap 'exit 1' HUP INT TERM
 OPENBLAS_NUM_THREADS=1
 export OPENBLAS_NUM_THREADS
 
-small="--batch_size 2 --seq_length 12 --hidden_size 32 --depth 2 --iters 3 --warmup 2"
+tiny="--batch_size 2 --hidden_size 32 --depth 2 --iters 3 --warmup 2"
+small="--seq_length 12 $tiny"
 
 # BACKEND OPTION...: a run of a small model; its JSON file is $work/json.
 run() {
     backend=$1
     shift
+    sizes=$small
+    case " $* " in
+    *' --dynamic '*) sizes=$tiny ;; # has shapes of its own
+    esac
     # shellcheck disable=SC2086
-    "$bench" --backend "$backend" $small --json "$work/json" "$@" >"$work/out" 2>"$work/err" ||
+    "$bench" --backend "$backend" $sizes --json "$work/json" "$@" >"$work/out" 2>"$work/err" ||
         { cat "$work/out" "$work/err"; return 1; }
 }
 
@@ -194,7 +199,15 @@ ok "a number out of range" refused "depth is '0'" --depth 0
 ok "a number with something behind it" refused "iters is '3x'" --iters 3x
 ok "a width that is no multiple of 8" refused "hidden_size is '12'" --hidden_size 12
 ok "an unknown choice" refused 'one of forward train' --mode eval
-ok "a profile of losses" refused 'profile and --floor need' --loss_run 3 --profile p
+ok "a profile of losses" refused '--profile, --floor and --tune need' --loss_run 3 --profile p
+ok "GEMMs tuned for losses" refused '--profile, --floor and --tune need' --loss_run 3 --tune
+ok "GEMMs tuned on the host" refused '--tune needs the cuda backend' --backend host --tune
+ok "GEMMs tuned on the host, which was chosen by the pipe" env FP8PIPE_BACKEND=host sh -c \
+    '"$1" --tune 2>&1 | grep -e "--tune needs the cuda backend"' sh "$bench"
+ok "tuned GEMMs for the host" refused '--tune_file needs the cuda backend' --backend host \
+    --tune_file "$work/json"
+ok "one length of shapes that change" refused "seq_length is '240', but --dynamic" --dynamic \
+    --seq_length 240
 ok "a check in FP8" refused 'check needs --dtype fp32' --check
 ok "losses of a forward pass" refused 'loss_run needs' --mode forward --loss_run 10
 ok "bf16 gradients of a float32 model" refused 'grad_dtype' --dtype fp32 --grad_dtype bf16
