@@ -396,6 +396,8 @@ struct arguments {
 
 static struct arguments parse(int argc, char **argv)
 {
+    static const struct argument_program program = {
+        "issue", "Times what it costs a launcher to issue ops, on CUDA."};
     static const struct argument known[] = {
         {"--runs", ARGUMENT_NUMBER, offsetof(struct arguments, runs), 1, 100000, NULL,
          "times of which the median is taken (20)"},
@@ -406,7 +408,7 @@ static struct arguments parse(int argc, char **argv)
     };
     struct arguments arguments = {.runs = 20};
 
-    arguments_take("issue", known, argc, argv, &arguments);
+    arguments_take(&program, known, argc, argv, &arguments);
     return arguments;
 }
 

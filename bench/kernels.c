@@ -324,6 +324,8 @@ static void parse_sizes(struct options *options)
 
 static struct options parse(int argc, char **argv)
 {
+    static const struct argument_program program = {
+        "kernels", "Times kernels against a copy of the same run, on CUDA."};
     static const struct argument known[] = {
         {"--mib", ARGUMENT_TEXT, offsetof(struct options, sizes_text), 0, 0, NULL,
          "sizes, with commas between (32,128)"},
@@ -340,7 +342,7 @@ static struct options parse(int argc, char **argv)
     };
     struct options options = {.sizes_text = "32,128", .repeats = 50};
 
-    arguments_take("kernels", known, argc, argv, &options);
+    arguments_take(&program, known, argc, argv, &options);
     parse_sizes(&options);
     return options;
 }

@@ -361,6 +361,8 @@ struct arguments {
 
 static struct arguments parse(int argc, char **argv)
 {
+    static const struct argument_program program = {
+        "submit", "Times what a submit costs its caller, and bursts of submits."};
     static const struct argument_choice backends[] = {
         {"host", FP8PIPE_BACKEND_HOST}, {"cuda", FP8PIPE_BACKEND_CUDA}, {NULL, 0}};
     static const struct argument known[] = {
@@ -377,7 +379,7 @@ static struct arguments parse(int argc, char **argv)
     };
     struct arguments arguments = {.ops = 20000, .runs = 30, .backend = FP8PIPE_BACKEND_HOST};
 
-    arguments_take("submit", known, argc, argv, &arguments);
+    arguments_take(&program, known, argc, argv, &arguments);
     return arguments;
 }
 

@@ -153,10 +153,12 @@ int arguments_parse(const struct argument *known, int argc, char **argv, void *f
     return 0;
 }
 
-void arguments_help(FILE *file, const struct argument *known)
+void arguments_help(FILE *file, const struct argument_program *program,
+                    const struct argument *known)
 {
     int width = 0;
 
+    fprintf(file, "usage: %s [OPTION [VALUE]]...\n%s\n\n", program->name, program->about);
     for (const struct argument *argument = known; argument->name; argument++) {
         int length = (int)strlen(argument->name);
 
@@ -167,18 +169,18 @@ void arguments_help(FILE *file, const struct argument *known)
     }
 }
 
-void arguments_take(const char *program, const struct argument *known, int argc, char **argv,
-                    void *fields)
+void arguments_take(const struct argument_program *program, const struct argument *known, int argc,
+                    char **argv, void *fields)
 {
     const struct argument *help = find(known, "--help", strlen("--help"));
     char error[ERROR_BYTES];
 
     if (arguments_parse(known, argc, argv, fields, error, sizeof(error)) != 0) {
-        fprintf(stderr, "%s: %s\n", program, error);
+        fprintf(stderr, "%s: %s\n", program->name, error);
         exit(2);
     }
     if (help && *(const bool *)((const char *)fields + help->offset)) {
-        arguments_help(stdout, known);
+        arguments_help(stdout, program, known);
         exit(0);
     }
 }

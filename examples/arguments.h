@@ -35,16 +35,22 @@ struct argument {
     const char *help;                      /* with the default in brackets */
 };
 
+struct argument_program {
+    const char *name;
+    const char *about; /* what it does, in a sentence */
+};
+
 /* Fills the fields of the options that are given. Returns 0, or -1 with a sentence in error. */
 int arguments_parse(const struct argument *known, int argc, char **argv, void *fields, char *error,
                     size_t error_bytes);
 
 /* For a main with nothing else to refuse: a command line that is refused ends the program with
- * status 2, `--help`, a flag of the table, with a line for each option and status 0. */
-void arguments_take(const char *program, const struct argument *known, int argc, char **argv,
-                    void *fields);
+ * status 2, `--help`, a flag of the table, with arguments_help and status 0. */
+void arguments_take(const struct argument_program *program, const struct argument *known, int argc,
+                    char **argv, void *fields);
 
-/* A line for each option. */
-void arguments_help(FILE *file, const struct argument *known);
+/* How the program is called, what it does, and a line for each option. */
+void arguments_help(FILE *file, const struct argument_program *program,
+                    const struct argument *known);
 
 #endif

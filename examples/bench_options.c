@@ -75,10 +75,10 @@ const char *bench_dtype_name(enum bench_dtype dtype)
 
 void bench_options_help(FILE *file)
 {
-    fputs("usage: dit_bench [OPTION VALUE]...\n"
-          "Times a toy diffusion transformer's forward pass or training step.\n\n",
-          file);
-    arguments_help(file, known);
+    static const struct argument_program program = {
+        "dit_bench", "Times a toy diffusion transformer's forward pass or training step."};
+
+    arguments_help(file, &program, known);
     fputs(
         "\nWith --dynamic only the largest shape is warmed up, and each iteration begins when the\n"
         "one before is done. The first at each other shape is compared with the later ones at it;\n"

@@ -47,10 +47,10 @@ static const struct argument known[] = {
 
 void digits_options_help(FILE *file)
 {
-    fputs("usage: dit_digits [OPTION VALUE]...\n"
-          "Trains a small diffusion transformer on handwritten digits and draws some.\n\n",
-          file);
-    arguments_help(file, known);
+    static const struct argument_program program = {
+        "dit_digits", "Trains a small diffusion transformer on handwritten digits and draws some."};
+
+    arguments_help(file, &program, known);
 }
 
 static int check(const struct digits_options *options, char *error, size_t error_bytes)

@@ -38,6 +38,8 @@ static const struct argument known[] = {
     {.name = NULL},
 };
 
+static const struct argument_program program = {"program", "Does what a test asks for."};
+
 #define WORDS 16
 
 /* Words with a space between; the texts of fields stay until the next line. */
@@ -140,9 +142,11 @@ static void test_help(void)
     if (!file) {
         bail("no file in memory");
     }
-    arguments_help(file, known);
+    arguments_help(file, &program, known);
     fclose(file);
-    ok(strstr(text, "  --loud  a flag\n  --depth blocks (3)\n") == text, "help begins in order");
+    ok(strstr(text, "usage: program [OPTION [VALUE]]...\nDoes what a test asks for.\n\n"
+                    "  --loud  a flag\n  --depth blocks (3)\n") == text,
+       "help begins with how the program is called and what it does, then the options in order");
     ok(strstr(text, "\n  --help  this text\n") != NULL, "and has every option");
 }
 
@@ -162,7 +166,7 @@ static int taken(const char *word)
         if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) {
             _exit(4);
         }
-        arguments_take("program", known, 2, argv, &fields);
+        arguments_take(&program, known, 2, argv, &fields);
         _exit(3);
     }
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
