@@ -1,6 +1,6 @@
 #!/bin/sh
-# quickstart takes its option in any place and refuses what it does not know before it sets anything
-# up. All that it would run is a stand-in here.
+# quickstart takes its option in any place, refuses what it does not know before it sets anything
+# up, and sees sources that were configured in place. All that it would run is a stand-in here.
 set -u
 srcdir=${srcdir:-.}
 . "$srcdir/tests/tap.sh"
@@ -89,4 +89,14 @@ ok "an unknown command" refused 'chek is not a command' chek
 ok "an argument of check" refused 'check takes no argument, and here is --fast' check --fast
 ok "an option in place of the folder" refused '--fast is no option of build' build --fast
 ok "two folders" refused 'build takes one folder, and here is b' build a b
+
+touch config.status
+in_place() {
+    run "$@"
+    [ $? = 1 ] && [ ! -s "$CALLS" ] && [ ! -e build ] && has 'configured in their own folder' err &&
+        has 'make distclean' err
+}
+ok "sources that are configured in place are not built elsewhere" in_place check
+ok "in no other folder" in_place build other
+ok "but in place" run build .
 done_testing
