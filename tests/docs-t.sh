@@ -224,6 +224,11 @@ unknown_commands() {
     done
 }
 
+# A command holds in the folder of the sources, or in any build folder.
+leaving_commands() {
+    words code '(^|[[:space:]])(\.\./)+[^[:space:]]*' | grep -v '/configure$'
+}
+
 # Options of configure are long, and so are those of programs in their help.
 unknown_options() {
     words code '(^|[[:space:]])--(with|without|enable|disable)-[a-z-]+' |
@@ -250,6 +255,7 @@ unknown_names() {
 
 none "every file that is mentioned is there" missing_files
 none "every command that is mentioned is there" unknown_commands
+none "no command is one of a build folder that lies in some place" leaving_commands
 none "every option of configure that is mentioned is there" unknown_options
 none "every name that is mentioned is there" unknown_names
 
