@@ -11,6 +11,9 @@
  *
  * Second table: bursts of four tight producers on two CPUs, the runs' total times and the longest
  * single submit of each.
+ *
+ * --ops is how many submits each caller makes, in either table: in the first at most 500 with a
+ * launcher that sleeps at every one. --runs is how many bursts there are.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -32,7 +35,6 @@
 #define CALLERS_MAX 4
 #define FEATURES 64
 #define TOKENS 16
-#define BURST_OPS 20000
 
 enum kind { KIND_CALL, KIND_FORWARD };
 
@@ -268,7 +270,7 @@ static void *run_producer(void *arg)
     struct producer *producer = arg;
 
     pthread_barrier_wait(&producer->bench->start);
-    for (int i = 0; i < BURST_OPS; i++) {
+    for (int i = 0; i < producer->bench->ops; i++) {
         int64_t start = now_ns(), took_ns;
 
         submit_call(producer->bench, NULL);
@@ -307,7 +309,7 @@ static void burst(struct bench *bench, int64_t *total_ns, int64_t *longest_ns)
     pthread_barrier_destroy(&bench->start);
 }
 
-static void bursts(int runs, struct json *json)
+static void bursts(int ops, int runs, struct json *json)
 {
     static const struct setting setting = {"burst", FP8PIPE_ASYNC, KIND_CALL, CALLERS_MAX, 0};
     int64_t *total_ns = malloc((size_t)runs * sizeof(*total_ns)), longest_ns = 0, median_ns;
@@ -324,7 +326,7 @@ static void bursts(int runs, struct json *json)
         fprintf(stderr, "submit: two CPUs are not to be had: %s\n", strerror(errno));
         exit(1);
     }
-    open_bench(&bench, &setting, 0);
+    open_bench(&bench, &setting, ops);
     for (int i = 0; i < runs; i++) {
         int64_t longest;
 
@@ -336,14 +338,14 @@ static void bursts(int runs, struct json *json)
     median_ns = total_ns[runs / 2];
     printf("\n%d bursts of 4 producers x %d submits on 2 CPUs, launcher among them\n"
            "median run %.2f ms, longest run %.2f ms (%.2f x), longest submit %.2f ms\n",
-           runs, BURST_OPS, (double)median_ns / 1e6, (double)total_ns[runs - 1] / 1e6,
+           runs, ops, (double)median_ns / 1e6, (double)total_ns[runs - 1] / 1e6,
            (double)total_ns[runs - 1] / (double)median_ns, (double)longest_ns / 1e6);
     json_lines(json, 1);
     json_object(json, "bursts");
     json_lines(json, -1);
     json_integer(json, "runs", runs);
     json_integer(json, "producers", CALLERS_MAX);
-    json_integer(json, "submits", BURST_OPS);
+    json_integer(json, "submits", ops);
     json_integer(json, "median_run_ns", median_ns);
     json_integer(json, "longest_run_ns", total_ns[runs - 1]);
     json_integer(json, "longest_submit_ns", longest_ns);
@@ -367,7 +369,7 @@ static struct arguments parse(int argc, char **argv)
         {"host", FP8PIPE_BACKEND_HOST}, {"cuda", FP8PIPE_BACKEND_CUDA}, {NULL, 0}};
     static const struct argument known[] = {
         {"--ops", ARGUMENT_NUMBER, offsetof(struct arguments, ops), 1, 10000000, NULL,
-         "submits of each caller (20000)"},
+         "submits of each caller and of each producer of a burst (20000)"},
         {"--runs", ARGUMENT_NUMBER, offsetof(struct arguments, runs), 1, 10000000, NULL,
          "bursts (30)"},
         {"--backend", ARGUMENT_CHOICE, offsetof(struct arguments, backend), 0, 0, backends,
@@ -424,7 +426,7 @@ int main(int argc, char **argv)
     }
     json_lines(&json, 1);
     json_list_end(&json);
-    bursts((int)arguments.runs, &json);
+    bursts((int)arguments.ops, (int)arguments.runs, &json);
     json_lines(&json, 0);
     json_object_end(&json);
     if (json_close(&json) != 0) {

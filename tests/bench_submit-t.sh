@@ -1,0 +1,28 @@
+#!/bin/sh
+# bench/submit makes as many submits as it is told to, one by one and in bursts.
+set -u
+srcdir=${srcdir:-.}
+. "$srcdir/tests/tap.sh"
+
+bench=bench/submit
+[ -x "$bench" ] || skip_all "it is not built here"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+OPENBLAS_NUM_THREADS=1
+export OPENBLAS_NUM_THREADS
+
+"$bench" --ops 1 --runs 1 >"$work/out" 2>&1 || {
+    ! grep 'two CPUs are not to be had' "$work/out" || skip_all "it needs two CPUs"
+}
+
+has() {
+    grep -q "$1" "$2" || { cat "$2"; return 1; }
+}
+
+ok "few submits" "$bench" --ops 30 --runs 2 --json "$work/json"
+ok "make short bursts" has '"bursts": {"runs": 2, "producers": 4, "submits": 30,' "$work/json"
+ok "one submit" "$bench" --ops 1 --runs 1 --json "$work/json"
+ok "makes a burst of one" has '"producers": 4, "submits": 1,' "$work/json"
+ok "help names both" sh -c '"$1" --help | grep "each caller and of each producer"' sh "$bench"
+done_testing
