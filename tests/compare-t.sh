@@ -114,8 +114,8 @@ ok "common options reach both" sh -c 'test "$(grep -c -- "--depth 2" calls)" = 8
 ok "what went wrong is in the file" json "len(r['notes']) == 1 and len(r['rows']) == 8"
 
 ok "two modes make two tables" run --case 1x240 --peer none
-ok "forward" says '^forward +1x240'
-ok "train" says '^train +1x240'
+ok "forward, with the units" says '^forward +1x240 ms +x ours +cpu ms +GiB$'
+ok "train" says '^train +1x240 ms +x ours'
 
 ok "a peer that hangs" run --mode train --case 1x240 --timeout 1 --peer torchao
 ok "is stopped and named" says '^no time: train, torch torchao: .*timed out'
