@@ -26,6 +26,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench/device.h"
 #include "bench/issue.h"
 #include "cuda/plan.h"
 #include "examples/arguments.h"
@@ -36,10 +37,18 @@
 #define SHAPES 100
 #define LONE 20 /* new shapes before those, each alone */
 
-static void cuda_must(int error, const char *what)
+static void cuda_must(cudaError_t error, const char *what)
 {
-    if (error != 0) {
-        fprintf(stderr, "issue: %s: error %d\n", what, error);
+    if (error != cudaSuccess) {
+        fprintf(stderr, "issue: %s: %s\n", what, cudaGetErrorString(error));
+        exit(1);
+    }
+}
+
+static void lt_must(const struct cublaslt *lt, cublasStatus_t status, const char *what)
+{
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        fprintf(stderr, "issue: %s: %s\n", what, lt->cublasLtGetStatusName(status));
         exit(1);
     }
 }
@@ -191,19 +200,19 @@ static void bare_make(struct bare *bare)
     bare->plan = *plan;
     bare->desc = plan->desc;
     lt = &cuda_backend_of(bare->backend)->lt;
-    cuda_must((int)lt->cublasLtMatmulDescSetAttribute(&bare->desc,
-                                                      CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
-                                                      &bare->gemm.b.scale_inv, sizeof(void *)),
-              "A_SCALE_POINTER");
-    cuda_must((int)lt->cublasLtMatmulDescSetAttribute(&bare->desc,
-                                                      CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-                                                      &bare->gemm.a.scale_inv, sizeof(void *)),
-              "B_SCALE_POINTER");
+    lt_must(lt,
+            lt->cublasLtMatmulDescSetAttribute(&bare->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                               &bare->gemm.b.scale_inv, sizeof(void *)),
+            "A_SCALE_POINTER");
+    lt_must(lt,
+            lt->cublasLtMatmulDescSetAttribute(&bare->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                                               &bare->gemm.a.scale_inv, sizeof(void *)),
+            "B_SCALE_POINTER");
 }
 
 static void bare_finish(struct bare *bare)
 {
-    cuda_must((int)cudaStreamSynchronize(cuda_stream_of(bare->stream)->native), "synchronize");
+    cuda_must(cudaStreamSynchronize(cuda_stream_of(bare->stream)->native), "synchronize");
 }
 
 static void bare_free(struct bare *bare)
@@ -218,8 +227,9 @@ static void bare_free(struct bare *bare)
 /* What is called without anything of the library's around it. */
 static void bare_launch(struct bare *bare)
 {
-    cuda_must(kernel_quantize_cuda(&bare->quantize, cuda_stream_of(bare->stream)->native),
-              "quantize");
+    cuda_must(
+        (cudaError_t)kernel_quantize_cuda(&bare->quantize, cuda_stream_of(bare->stream)->native),
+        "quantize");
 }
 
 static void bare_matmul(struct bare *bare)
@@ -228,12 +238,12 @@ static void bare_matmul(struct bare *bare)
     const struct cuda_stream *stream = cuda_stream_of(bare->stream);
     const float alpha = 1, beta = 0;
 
-    cuda_must((int)lt->cublasLtMatmul(
-                  lt->handle, &bare->desc, &alpha, bare->gemm.b.data, &bare->plan.a,
-                  bare->gemm.a.data, &bare->plan.b, &beta, bare->gemm.d, &bare->plan.d,
-                  bare->gemm.d, &bare->plan.d, &bare->plan.algo, stream->workspace,
-                  stream->workspace != NULL ? (size_t)32 << 20 : 0, stream->native),
-              "cublasLtMatmul");
+    lt_must(lt,
+            lt->cublasLtMatmul(lt->handle, &bare->desc, &alpha, bare->gemm.b.data, &bare->plan.a,
+                               bare->gemm.a.data, &bare->plan.b, &beta, bare->gemm.d, &bare->plan.d,
+                               bare->gemm.d, &bare->plan.d, &bare->plan.algo, stream->workspace,
+                               stream->workspace != NULL ? (size_t)32 << 20 : 0, stream->native),
+            "cublasLtMatmul");
 }
 
 static void bare_both(struct bare *bare)
@@ -417,6 +427,7 @@ int main(int argc, char **argv)
     struct arguments arguments = parse(argc, argv);
     int runs = (int)arguments.runs;
 
+    device_find("issue");
     issue_json = json_to(arguments.json);
     json_object(&issue_json, NULL);
     json_text(&issue_json, "version", fp8pipe_version());

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/device.h"
 #include "examples/arguments.h"
 #include "examples/json.h"
 #include "kernels/convert.h"
@@ -354,6 +355,7 @@ int main(int argc, char **argv)
     struct cudaDeviceProp device;
     int driver = 0, runtime = 0;
 
+    device_find("kernels");
     bench_must(cudaGetDeviceProperties(&device, 0));
     bench_must(cudaDriverGetVersion(&driver));
     bench_must(cudaRuntimeGetVersion(&runtime));

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Benchmarks of CUDA say in one sentence that they need a GPU where there is none to be seen.
+set -u
+srcdir=${srcdir:-.}
+. "$srcdir/tests/tap.sh"
+
+[ -x bench/kernels ] && [ -x bench/issue ] || skip_all "they are there in a build with CUDA alone"
+
+without_gpu() {
+    said=$(CUDA_VISIBLE_DEVICES='' "bench/$1" 2>&1)
+    [ $? = 1 ] && [ "$(echo "$said" | wc -l)" = 1 ] &&
+        echo "$said" | grep "^$1: it needs an NVIDIA GPU with its driver, and CUDA finds none: [a-zA-Z]" ||
+        { echo "$said"; return 1; }
+}
+for program in kernels issue; do
+    ok "$program without a GPU" without_gpu $program
+    ok "$program --help needs none" sh -c '"$1" --help | grep "on CUDA"' sh bench/$program
+done
+done_testing
