@@ -24,6 +24,10 @@ m4_foreach_w([flag], [-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-proto
     -Wold-style-definition -Wpointer-arith -Wwrite-strings -Wundef -Wvla -Wformat=2
     -Wimplicit-fallthrough],
     [_FP8PIPE_ADD_FLAG([WARNING_CFLAGS], flag)])
+dnl A header that was forgotten, and what it leads to, is never only a warning.
+m4_foreach_w([flag], [-Werror=implicit-function-declaration -Werror=int-conversion
+    -Werror=incompatible-pointer-types],
+    [_FP8PIPE_ADD_FLAG([WARNING_CFLAGS], flag)])
 AS_IF([test "$enable_werror" = yes], [AS_VAR_APPEND([WARNING_CFLAGS], [" -Werror"])])
 AC_SUBST([DIALECT_CFLAGS])
 AC_SUBST([WARNING_CFLAGS])
