@@ -6,10 +6,11 @@ srcdir=${srcdir:-.}
 
 [ -x bench/kernels ] && [ -x bench/issue ] || skip_all "they are there in a build with CUDA alone"
 
+sentence='it needs an NVIDIA GPU with its driver, and CUDA finds none: [a-zA-Z]'
 without_gpu() {
     said=$(CUDA_VISIBLE_DEVICES='' "bench/$1" 2>&1)
     [ $? = 1 ] && [ "$(echo "$said" | wc -l)" = 1 ] &&
-        echo "$said" | grep "^$1: it needs an NVIDIA GPU with its driver, and CUDA finds none: [a-zA-Z]" ||
+        echo "$said" | grep "^$1: $sentence" ||
         { echo "$said"; return 1; }
 }
 for program in kernels issue; do
