@@ -19,15 +19,16 @@ static int run_panels(const struct kernel_modulate_args *args, cudaStream_t stre
     return panels_can(args) ? panels_launch(args, stream) : (int)cudaErrorInvalidValue;
 }
 
-/* Units of a lane, warps of a block, rows of a tile, blocks on a multiprocessor. */
-#define ROWS(units, warps, rows, blocks)                                                           \
+/* Units of a lane, parts of a panel, warps of a block, rows of a tile, blocks on a multiprocessor. */
+#define ROWS(units, parts, warps, rows, blocks)                                                    \
     {                                                                                              \
-        "units " #units " warps " #warps " rows " #rows " blocks " #blocks,                        \
-            run<rows_shape<units, warps, rows, blocks>>                                            \
+        "units " #units " parts " #parts " warps " #warps " rows " #rows " blocks " #blocks,       \
+            run<rows_shape<units, parts, warps, rows, blocks>>                                     \
     }
 static const entry entries[MODULATE_VARIANTS] = {
-    {"panels", run_panels}, ROWS(8, 8, 32, 2), ROWS(8, 16, 64, 1), ROWS(4, 8, 32, 2),
-    ROWS(4, 8, 32, 3),      ROWS(4, 8, 64, 2), ROWS(4, 16, 64, 1),
+    {"panels", run_panels}, ROWS(8, 1, 8, 32, 2),  ROWS(6, 1, 8, 32, 2),
+    ROWS(4, 5, 20, 32, 1),  ROWS(8, 2, 16, 32, 1), ROWS(8, 2, 8, 16, 2),
+    ROWS(6, 2, 16, 32, 1),  ROWS(4, 1, 8, 32, 2),  ROWS(4, 4, 16, 32, 1),
 };
 
 int modulate_variant(int variant, const struct kernel_modulate_args *args,

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define MODULATE_VARIANTS 7
+#define MODULATE_VARIANTS 9
 
 /* As kernel_modulate_cuda, in variant 0 .. VARIANTS-1. */
 int modulate_variant(int variant, const struct kernel_modulate_args *args,

@@ -52,6 +52,7 @@ struct geometry {
     dim3 block;
     size_t shared_bytes = 0; /* dynamic */
     unsigned cluster = 0;    /* blocks in x; 0: none */
+    bool packs = false;      /* a cluster's blocks may share a multiprocessor */
 };
 
 /*
@@ -62,7 +63,7 @@ struct geometry {
 inline cudaError_t launch(const void *kernel, const geometry &g, void **args, cudaStream_t stream,
                           bool early)
 {
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attributes[3] = {};
     cudaLaunchConfig_t config = {};
     cudaError_t error = cudaSuccess;
 
@@ -84,6 +85,12 @@ inline cudaError_t launch(const void *kernel, const geometry &g, void **args, cu
         attribute.val.clusterDim.x = g.cluster;
         attribute.val.clusterDim.y = 1;
         attribute.val.clusterDim.z = 1;
+    }
+    if (g.packs) {
+        cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
+
+        attribute.id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+        attribute.val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicyLoadBalancing;
     }
     if (g.shared_bytes > 0)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -1,15 +1,17 @@
 /*
  * modulate in one pass with rows in registers, for kernels/modulate.cu alone; sm_90 and later.
  *
- * A block takes a tile: ROWS rows by a panel of COLS columns, whole segments of the row sums. A
- * warp takes a row of the panel at a time and keeps it in registers, as the bf16 that x' is stored
- * as, from its load to its codes, so everything is read once and written once and warps wait for
- * nothing but memory. Only codes go through shared memory, on their way to the transposed copy.
+ * A block takes a tile: ROWS rows by a panel of COLS columns. A warp takes one of the PARTS of a
+ * row of the panel at a time, whole segments of the row sums, and keeps it in registers, as the
+ * bf16 that x' is stored as, from its load to its codes, so everything is read once and written
+ * once and warps wait for nothing but memory. Only codes go through shared memory, on their way to
+ * the transposed copy.
  *
- * Where a row has more columns than a panel, the blocks of a cluster share it. Each warp posts the
- * moments of its segments to the blocks of the cluster and waits for those of the same row alone:
- * a place is written once, from EMPTY to what no moments can be, so that the value is the signal.
- * A block that has got all moments of all its rows is written to no more and may end.
+ * Where a row has more columns than a part, warps share it, and where it has more than a panel, the
+ * blocks of a cluster. Each warp posts the moments of its segments to the blocks of the cluster and
+ * waits for those of the same row alone: a place is written once, from EMPTY to what no moments can
+ * be, so that the value is the signal. A block that has got all moments of all its rows is written
+ * to no more and may end.
  *
  * Byte c of row r lies at r * COLS + (c ^ r / 16 * (128 / CHUNKS)), so that both the warp that
  * writes a row and the one that reads 16 rows of 32 / CHUNKS words in CHUNKS places touch every
@@ -26,23 +28,27 @@
 #define BF16_ONES 0x3f803f80u
 #define BF16_MINUS_ZEROS 0x80008000u
 
-/* UNITS of a lane in a row of the panel, WARPS in a block, ROWS in a tile; BLOCKS fit on a
- * multiprocessor. */
-template <int UNITS_, int WARPS_, int ROWS_, int BLOCKS_> struct rows_shape {
+/* UNITS of a lane in its part of a row, PARTS in a panel, WARPS in a block, ROWS in a tile; BLOCKS
+ * fit on a multiprocessor. */
+template <int UNITS_, int PARTS_, int WARPS_, int ROWS_, int BLOCKS_> struct rows_shape {
     enum {
         UNITS = UNITS_,
+        PARTS = PARTS_,
         WARPS = WARPS_,
+        GROUPS = WARPS_ / PARTS_, /* of warps: rows at a time */
         ROWS = ROWS_,
         BLOCKS = BLOCKS_,
         THREADS = WARPS_ * 32,
         STEP = 32 * UNIT, /* columns from one unit of a lane to the next */
-        COLS = UNITS_ * 32 * UNIT,
-        SEGMENTS = COLS / MODULATE_SEGMENT,
+        PART_COLS = UNITS_ * STEP,
+        COLS = PARTS_ * PART_COLS,
+        SEGMENTS = PART_COLS / MODULATE_SEGMENT, /* of a part */
         CHUNKS = ROWS_ / 16,
         BYTES = ROWS_ * COLS
     };
-    static_assert(COLS % MODULATE_SEGMENT == 0, "a panel is whole segments");
-    static_assert(ROWS % WARPS == 0 && ROWS % 16 == 0 && CHUNKS <= 4, "a tile is whole chunks");
+    static_assert(PART_COLS % MODULATE_SEGMENT == 0, "a part is whole segments");
+    static_assert(WARPS % PARTS == 0 && ROWS % GROUPS == 0, "each row has its warps");
+    static_assert(ROWS % 16 == 0 && CHUNKS != 3 && CHUNKS <= 4, "a tile is whole chunks");
 };
 
 /* ---- Moments of rows that a cluster shares --------------------------------------------------- */
@@ -166,8 +172,8 @@ static __device__ __forceinline__ void rows_add(uint4 x[SHAPE::UNITS],
     }
 }
 
-/* Moments of the segments of a row of the panel, the same in all lanes. `rest`: columns from the
- * panel's first to the end. */
+/* Moments of the segments of a part, the same in all lanes. `rest`: columns from the part's first to
+ * the end. */
 template <class SHAPE, int NORM>
 static __device__ __forceinline__ void rows_moments(float2 moments[SHAPE::SEGMENTS],
                                                     const uint4 x[SHAPE::UNITS], int left, int rest)
@@ -222,17 +228,18 @@ static __device__ __forceinline__ void rows_moments(float2 moments[SHAPE::SEGMEN
             moments[s].y = __fadd_rn(moments[s].y, __shfl_xor_sync(WARP_ALL, moments[s].y, step));
 }
 
-/* Mean and squares of the whole row, of which the panel's segments are `moments`. */
+/* Mean and squares of the whole row; `moments`: of the segments from `first` on, which are this
+ * warp's. */
 template <class SHAPE, int NORM>
 static __device__ __forceinline__ float2 rows_whole(const float2 moments[SHAPE::SEGMENTS],
                                                     uint64_t posted[ROWS_SEGMENTS_MAX],
                                                     const float2 weights[ROWS_SEGMENTS_MAX],
-                                                    int segments)
+                                                    int first, int segments)
 {
     const int lane = threadIdx.x % 32;
     float2 whole = moments[0];
 
-    if (gridDim.x == 1) {
+    if (SHAPE::PARTS == 1 && gridDim.x == 1) {
 #pragma unroll
         for (int s = 1; s < SHAPE::SEGMENTS; s++)
             if (s < segments)
@@ -240,7 +247,7 @@ static __device__ __forceinline__ float2 rows_whole(const float2 moments[SHAPE::
         return whole;
     }
     const int rank = lane / SHAPE::SEGMENTS;
-    const int at = blockIdx.x * SHAPE::SEGMENTS + lane % SHAPE::SEGMENTS;
+    const int at = first + lane % SHAPE::SEGMENTS;
     float2 mine = moments[0];
 
 #pragma unroll
@@ -371,9 +378,11 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
     const fp8pipe_quantize_target &target = args.target;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t tile_row = (int64_t)blockIdx.y * SHAPE::ROWS;
-    const uint32_t from = blockIdx.x * SHAPE::COLS, col = from + lane * UNIT;
+    const uint32_t from = blockIdx.x * SHAPE::COLS;
+    const int part = warp % SHAPE::PARTS * SHAPE::PART_COLS; /* its first column, of the panel */
+    const uint32_t col = from + part + lane * UNIT;
     const int segments = (int)((args.cols + MODULATE_SEGMENT - 1) / MODULATE_SEGMENT);
-    const bool shared = NORM != FP8PIPE_NORM_NONE && gridDim.x > 1;
+    const bool shared = SHAPE::PARTS > 1 || gridDim.x > 1;
     found f = {0, 0, 0};
     float largest = 0.0f;
 
@@ -388,7 +397,7 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
 
             weights[threadIdx.x] = make_float2(part, __fmul_rn(before, part));
         }
-        if (shared) {
+        if (gridDim.x > 1) {
             cluster_arrive();
             cluster_wait();
         } else {
@@ -397,13 +406,13 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
     }
     kernel_wait_for_stream();
     const float scale = *target.scale;
-    for (int r = warp; r < SHAPE::ROWS; r += SHAPE::WARPS) {
+    for (int r = warp / SHAPE::PARTS; r < SHAPE::ROWS; r += SHAPE::GROUPS) {
         const int64_t row = tile_row + r;
         const bool exists = row < args.rows;
         const int64_t taken = exists ? row_of(args.rows_of, row) : 0;
         const int left = exists ? (int)args.cols - (int)col : 0;
         uint8_t *codes =
-            rows_codes_of + r * SHAPE::COLS + (lane * UNIT ^ r / 16 * (128 / SHAPE::CHUNKS));
+            rows_codes_of + r * SHAPE::COLS + part + (lane * UNIT ^ r / 16 * (128 / SHAPE::CHUNKS));
         uint4 x[SHAPE::UNITS];
         float2 stats = make_float2(0.0f, 1.0f);
 
@@ -411,10 +420,11 @@ static __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS)
         if (NORM != FP8PIPE_NORM_NONE) {
             float2 moments[SHAPE::SEGMENTS];
 
-            rows_moments<SHAPE, NORM>(moments, x, left, (int)args.cols - (int)from);
-            stats = rows_whole<SHAPE, NORM>(moments, posted[r], weights, segments);
+            rows_moments<SHAPE, NORM>(moments, x, left, (int)args.cols - (int)from - part);
+            stats = rows_whole<SHAPE, NORM>(moments, posted[r], weights,
+                                            (int)(from + part) / MODULATE_SEGMENT, segments);
             stats.y = modulate_rstd(stats.y, args.cols, args.epsilon);
-            if (blockIdx.x == 0 && lane == 0 && exists) {
+            if (from + part == 0 && lane == 0 && exists) {
                 args.mean[row] = stats.x;
                 args.rstd[row] = stats.y;
             }
@@ -469,7 +479,8 @@ template <class SHAPE> static bool rows_fit(const struct kernel_modulate_args *a
 
     return rows_blocks<SHAPE>(args) / panels <= GRID_Y_MAX &&
            (panels == 1 || args->norm == FP8PIPE_NORM_NONE ||
-            (panels <= ROWS_PANELS_MAX && panels * SHAPE::SEGMENTS <= ROWS_SEGMENTS_MAX &&
+            (panels <= ROWS_PANELS_MAX &&
+             panels * SHAPE::PARTS * SHAPE::SEGMENTS <= ROWS_SEGMENTS_MAX &&
              kernel_divide_up(args->cols, SHAPE::COLS) == panels));
 }
 
@@ -483,6 +494,8 @@ static int rows_launch_norm(const struct kernel_modulate_args *args, cudaStream_
     geometry.block = dim3(SHAPE::THREADS);
     geometry.shared_bytes = SHAPE::BYTES;
     geometry.cluster = NORM != FP8PIPE_NORM_NONE && panels > 1 ? panels : 0;
+    /* Spread out, not as many of the larger clusters fit at a time. */
+    geometry.packs = geometry.cluster >= 4;
     return kernel_launch(modulate_rows_kernel<SHAPE, NORM>, geometry, *args, stream);
 }
 
@@ -500,21 +513,38 @@ static int rows_launch(const struct kernel_modulate_args *args, cudaStream_t str
     return (int)cudaErrorInvalidValue;
 }
 
-/* From the fewest blocks to the most. Half of the multiprocessors are enough to get the next. */
-typedef rows_shape<8, 8, 32, 2> rows_wide;
-typedef rows_shape<4, 16, 32, 1> rows_middle;
-typedef rows_shape<2, 32, 32, 1> rows_narrow;
+/*
+ * With blocks for half of the multiprocessors: by how little of their panels is left over, for those
+ * columns cost as much as others. Else smaller ones.
+ */
+typedef rows_shape<8, 1, 8, 32, 2> rows_eight; /* panels of 2048 columns */
+typedef rows_shape<6, 1, 8, 32, 2> rows_six;   /* of 1536, for rows of 3072 and 6144 */
+typedef rows_shape<4, 5, 20, 32, 1> rows_five; /* of 5120, for rows of so many */
+typedef rows_shape<4, 1, 16, 32, 1> rows_middle;
+typedef rows_shape<2, 1, 32, 32, 1> rows_narrow;
 
 #define ROWS_BLOCKS_ENOUGH 96
 
+template <class SHAPE> static bool rows_enough(const struct kernel_modulate_args *args)
+{
+    return rows_fit<SHAPE>(args) && rows_blocks<SHAPE>(args) >= ROWS_BLOCKS_ENOUGH;
+}
+
 static inline int rows_launch_best(const struct kernel_modulate_args *args, cudaStream_t stream)
 {
+    const int64_t cols = target_cols(&args->target, args->cols);
     const bool middle = rows_fit<rows_middle>(args), narrow = rows_fit<rows_narrow>(args);
 
-    if (!rows_fit<rows_wide>(args))
+    if (!rows_fit<rows_eight>(args))
         return (int)cudaErrorInvalidConfiguration;
-    if (rows_blocks<rows_wide>(args) >= ROWS_BLOCKS_ENOUGH || !middle)
-        return rows_launch<rows_wide>(args, stream);
+    if (cols > 2 * rows_eight::COLS && cols <= rows_five::COLS && rows_enough<rows_five>(args))
+        return rows_launch<rows_five>(args, stream);
+    if (((cols > rows_eight::COLS && cols <= 2 * rows_six::COLS) ||
+         (cols > rows_five::COLS && cols <= 4 * rows_six::COLS)) &&
+        rows_enough<rows_six>(args))
+        return rows_launch<rows_six>(args, stream);
+    if (rows_enough<rows_eight>(args) || !middle)
+        return rows_launch<rows_eight>(args, stream);
     if (rows_blocks<rows_middle>(args) >= ROWS_BLOCKS_ENOUGH || !narrow)
         return rows_launch<rows_middle>(args, stream);
     return rows_launch<rows_narrow>(args, stream);

@@ -105,7 +105,7 @@ static void test_rows(void)
                                        {3001, 1032},
                                        {40, 4104},
                                        {17, 8192},
-                                       /* wide: of 2048, 96 blocks or more than 8192 columns */
+                                       /* of 2048, 96 blocks or more than 8192 columns */
                                        {3100, 8},
                                        {3073, 1032},
                                        {3072, 2048},
@@ -114,7 +114,15 @@ static void test_rows(void)
                                        {1100, 6152},
                                        {800, 8192},
                                        {40, 8200},
-                                       {33, 16384}};
+                                       {33, 16384},
+                                       /* of 1536, 96 blocks of 2049 to 3072, 5121 to 6144 */
+                                       {1537, 2056},
+                                       {1600, 3072},
+                                       {800, 5128},
+                                       {770, 6144},
+                                       /* of 5120, 96 tiles of 4097 to 5120 */
+                                       {3050, 4104},
+                                       {3073, 5120}};
     const int variants = sizeof(given) / sizeof(*given);
     const int count = sizeof(sizes) / sizeof(*sizes);
 
