@@ -159,8 +159,8 @@ FP8PIPE_DEVICE void gathered_publish(const job<F> &job, const gathered &g)
 
 /*
  * What came before in the stream has ended, and is seen, from here on: a kernel may begin while
- * that still runs. Every thread calls it before it
- * touches memory or ends: else its kernel could end first, and let the next one begin.
+ * that still runs. Every thread calls it before it touches memory or ends: else its kernel could
+ * end first, and let the next one begin.
  */
 static FP8PIPE_DEVICE void wait_for_stream()
 {

@@ -58,7 +58,8 @@ struct geometry {
 /*
  * Launches and returns what the launch itself said. The runtime keeps that error as the thread's
  * last one as well: it is taken back, and an older error, which is somebody else's, is left alone.
- * `early`: the kernel calls wait_for_stream() before it touches memory, and its code is there.
+ * `early`: the kernel calls wait_for_stream() before it touches memory or ends, and its code is
+ * there.
  */
 inline cudaError_t launch(const void *kernel, const geometry &g, void **args, cudaStream_t stream,
                           bool early)

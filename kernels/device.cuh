@@ -78,7 +78,7 @@ static inline bool kernel_rows_aligned(const struct fp8pipe_matrix *x)
 
 /*
  * Launches a kernel, which may begin early: it calls kernel_wait_for_stream() before it touches
- * memory. Returns what the launch itself said; see fp8pipe_cuda::detail::launch().
+ * memory or ends. Returns what the launch itself said; see fp8pipe_cuda::detail::launch().
  */
 template <typename ARGS>
 static inline int kernel_launch(void (*kernel)(const ARGS), const kernel_geometry &geometry,

@@ -204,6 +204,33 @@ static void work_sleeps(void *arg)
     sleep_ns(20 * MS_NS);
 }
 
+/* Products of many shapes, whose plans are refined when the program ends. */
+static bool multiply(struct fp8pipe *pipe)
+{
+    enum { ROWS = 256, SIDE = 64 };
+    const size_t bytes = (size_t)ROWS * SIDE * sizeof(uint16_t);
+    void *a, *b, *d;
+
+    if (fp8pipe_alloc(pipe, bytes, &a) != FP8PIPE_OK ||
+        fp8pipe_alloc(pipe, bytes, &b) != FP8PIPE_OK ||
+        fp8pipe_alloc(pipe, bytes, &d) != FP8PIPE_OK ||
+        fp8pipe_fill(pipe, a, 0, bytes) != FP8PIPE_OK ||
+        fp8pipe_fill(pipe, b, 0, bytes) != FP8PIPE_OK)
+        return false;
+    for (int64_t rows = ROWS; rows > 0; rows -= 7) {
+        struct fp8pipe_gemm_op op = FP8PIPE_GEMM_OP_INIT;
+        fp8pipe_ticket ticket;
+
+        op.submit.lane = 0;
+        op.a = (struct fp8pipe_matrix){a, rows, SIDE, SIDE, FP8PIPE_BF16, 0};
+        op.b = (struct fp8pipe_matrix){b, SIDE, SIDE, SIDE, FP8PIPE_BF16, 0};
+        op.d = (struct fp8pipe_matrix){d, rows, SIDE, SIDE, FP8PIPE_BF16, 0};
+        if (fp8pipe_gemm(pipe, &op, &ticket) != FP8PIPE_OK)
+            return false;
+    }
+    return true;
+}
+
 /* What this program does when it is started again as `how`. */
 static int leave(enum fp8pipe_backend backend, const char *how)
 {
@@ -228,6 +255,8 @@ static int leave(enum fp8pipe_backend backend, const char *how)
         }
     } else {
         submit_host_call(pipe, ON(1), work_nothing, NULL);
+        if (strstr(how, "shapes") && !multiply(pipe))
+            return 5;
         if (fp8pipe_drain(pipe, -1) != FP8PIPE_OK)
             return 4;
     }
@@ -236,7 +265,8 @@ static int leave(enum fp8pipe_backend backend, const char *how)
 
 static void exits(enum fp8pipe_backend backend)
 {
-    const char *const ways[] = {"idle", "busy", "idle, inline", "busy, inline"};
+    const char *const ways[] = {"idle",         "busy",         "idle, inline",
+                                "busy, inline", "idle, shapes", "idle, shapes, inline"};
 
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         char output[512];

@@ -1,12 +1,19 @@
 /*
  * Guards when a kernel may be loaded: not beside the calls that a load holds up, one in a pause,
- * more in a long one, and not never.
+ * more in a long one, and not never; not while somebody times kernels, nor once the process exits.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "async.h"
 #include "cuda/load_gate.h"
-#include "tap.h"
+#include "util.h"
 
 #define US INT64_C(1000)
-#define MS INT64_C(1000000)
+#define MS MS_NS
 #define NOW (INT64_C(1) << 50) /* clocks do not begin at 0 */
 
 static void pauses(void)
@@ -57,6 +64,19 @@ static int64_t opened_ns(struct load_gate *gate, int64_t from_ns)
     return 0;
 }
 
+/* A launcher that a load held up calls again when it ends. */
+static void call_at_the_end(void)
+{
+    struct load_gate gate = {0, 0};
+    const int64_t end = NOW + 6 * MS, since = NOW + 5 * MS;
+
+    load_gate_call(&gate, end - 2 * US);
+    load_gate_loaded(&gate, NOW, end);
+    ok(!load_gate_is_open(&gate, end + 10 * US, since), "a call just before a load's end counts");
+    ok(!load_gate_is_open(&gate, end - 2 * US + LOAD_GATE_QUIET_NS - 1, since), "as any other");
+    ok(load_gate_is_open(&gate, end - 2 * US + LOAD_GATE_QUIET_NS, since), "and no more");
+}
+
 static void without_pause(void)
 {
     struct load_gate gate = {0, 0};
@@ -70,10 +90,71 @@ static void without_pause(void)
            "then the rest waits as long again");
 }
 
+/* ---- All planners of the process ---------------------------------------------------------- */
+
+static void timing(void)
+{
+    ok(load_gate_enter(), "a planner may load");
+    ok(load_gate_enter(), "and another one");
+    load_gate_leave();
+    load_gate_leave();
+    load_gate_block();
+    ok(!load_gate_enter(), "none while kernels are timed");
+    load_gate_unblock();
+    ok(load_gate_enter(), "after that they may again");
+    load_gate_leave();
+}
+
+static atomic_bool entered, left;
+
+static void *load_slowly(void *arg)
+{
+    (void)arg;
+    if (!load_gate_enter())
+        _exit(3);
+    entered = true;
+    sleep_ns(50 * MS);
+    left = true;
+    load_gate_leave();
+    return NULL;
+}
+
+/* In the place of what a library has registered. */
+static void library_ends(void)
+{
+    if (!left)
+        _exit(4);
+    _exit(load_gate_enter() ? 5 : 0);
+}
+
+static void exits(void)
+{
+    pid_t child = fork();
+    pthread_t thread;
+    int status = -1;
+
+    if (child == 0) {
+        alarm(20);
+        atexit(library_ends);
+        load_gate_watch_exit();
+        if (pthread_create(&thread, NULL, load_slowly, NULL) != 0 || pthread_detach(thread) != 0)
+            _exit(2);
+        while (!entered)
+            sleep_ns(MS);
+        exit(1);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        bail("no child");
+    is_int(status, 0, "exit() waits for a load, and lets no other begin");
+}
+
 int main(void)
 {
     pauses();
     loads();
+    call_at_the_end();
     without_pause();
+    timing();
+    exits();
     return done_testing();
 }

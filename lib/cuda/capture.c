@@ -1,13 +1,22 @@
 #include "capture.h"
 
-bool capture_begin(cudaStream_t *stream)
+bool capture_stream(cudaStream_t *stream)
 {
     cudaError_t error = cudaSuccess;
 
     if (*stream == NULL)
         error = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaStreamBeginCapture(*stream, cudaStreamCaptureModeRelaxed);
+    cuda_forget(error);
+    return error == cudaSuccess;
+}
+
+bool capture_begin(cudaStream_t *stream)
+{
+    cudaError_t error;
+
+    if (!capture_stream(stream))
+        return false;
+    error = cudaStreamBeginCapture(*stream, cudaStreamCaptureModeRelaxed);
     cuda_forget(error);
     return error == cudaSuccess;
 }

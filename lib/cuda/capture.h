@@ -6,8 +6,10 @@
 
 #include "internal.h"
 
-/* Begins a capture in *stream, which is made where it is NULL. False: there is none. One user of
- * the stream at a time; it is for cudaStreamDestroy when all is done. */
+/* *stream is made where it is NULL, for cudaStreamDestroy when all is done. False: there is none.
+ * One user of a stream at a time. */
+bool capture_stream(cudaStream_t *stream);
+/* Begins a capture in *stream, made likewise. */
 bool capture_begin(cudaStream_t *stream);
 /* The graph, for cudaGraphDestroy; NULL: the capture failed. */
 cudaGraph_t capture_end(cudaStream_t stream);

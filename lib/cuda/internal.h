@@ -56,6 +56,7 @@ struct cuda_backend {
     struct plan_cache *plans;
     struct planner *planner; /* refines borrowed plans; NULL where plans are fixed */
     cudaStream_t loading;    /* the planner's, for captures; NULL before the first */
+    uint32_t *loading_amax;  /* for captures of what has one; likewise */
     struct load_gate load_gate;
     uint64_t plan_ids; /* given out so far, atomic: by whoever makes a plan */
     bool replays;      /* GEMM calls are recorded; never changes */

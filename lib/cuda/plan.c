@@ -176,24 +176,32 @@ static uint64_t plan_distance(const void *key, const void *other, const void *ot
 /* How often the planner looks whether it may load. */
 #define LOOK_NS INT64_C(200000)
 
-/* On the planner's thread. A key that got another plan, or was evicted, needs none any more. */
-static void plan_refine(void *context, const void *key, int64_t pushed_ns)
+/* A key that got another plan, or was evicted, needs none any more. */
+static void refine(struct cuda_backend *backend, const struct plan_key *key)
 {
-    struct cuda_backend *backend = context;
     struct backend_scope scope;
     struct plan *plan;
 
-    while (!load_gate_is_open(&backend->load_gate, ec_now_ns(), pushed_ns))
-        if (!planner_sleep(backend->planner, LOOK_NS))
-            return;
     if (!plan_cache_is_provisional(backend->plans, key))
         return;
     cuda_enter(&backend->base, &scope);
     if (plan_make(backend, key, &plan) == FP8PIPE_OK) {
-        plan_load(backend, key, plan);
+        (void)plan_load(backend, key, plan);
         plan_cache_refine(backend->plans, key, plan);
     }
     cuda_leave(&backend->base, &scope);
+}
+
+/* On the planner's thread. */
+static void plan_refine(void *context, const void *key, int64_t pushed_ns)
+{
+    struct cuda_backend *backend = context;
+
+    while (!load_gate_is_open(&backend->load_gate, ec_now_ns(), pushed_ns) || !load_gate_enter())
+        if (!planner_sleep(backend->planner, LOOK_NS))
+            return;
+    refine(backend, key);
+    load_gate_leave();
 }
 
 enum fp8pipe_status plans_create(struct cuda_backend *backend, enum fp8pipe_plans plans)
@@ -213,6 +221,7 @@ enum fp8pipe_status plans_create(struct cuda_backend *backend, enum fp8pipe_plan
         return status_fail(FP8PIPE_ENOMEM, "no host memory for the plan cache");
     if (plans == FP8PIPE_PLANS_FIXED)
         return FP8PIPE_OK;
+    load_gate_watch_exit();
     return planner_create(sizeof(struct plan_key), PLAN_QUEUE_CAPACITY, plan_refine, backend,
                           &backend->planner);
 }
@@ -220,6 +229,8 @@ enum fp8pipe_status plans_create(struct cuda_backend *backend, enum fp8pipe_plan
 void plans_destroy(struct cuda_backend *backend)
 {
     planner_destroy(backend->planner);
+    if (backend->loading_amax != NULL)
+        cuda_forget(cudaFreeAsync(backend->loading_amax, backend->loading));
     if (backend->loading != NULL)
         cuda_forget(cudaStreamDestroy(backend->loading));
     plan_cache_destroy(backend->plans);

@@ -60,9 +60,11 @@ enum fp8pipe_status plan_get(struct cuda_backend *backend, struct cuda_stream *s
 enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *stream,
                              struct plan *plan, const struct gemm_args *args);
 
-/* Has cuBLASLt load the kernels of a plan that is not in the cache yet, as its first call would: see
- * load_gate.h. On the planner's thread. */
-void plan_load(struct cuda_backend *backend, const struct plan_key *key, struct plan *plan);
+/*
+ * Has cuBLASLt load the kernels of a plan that is not in the cache yet, as its first call would: see
+ * load_gate.h. On the planner's thread. False: who runs the plan first will.
+ */
+bool plan_load(struct cuda_backend *backend, const struct plan_key *key, struct plan *plan);
 
 /* Gives a key whose borrowed or loaded algorithm was refused by plan_run the heuristic's. */
 enum fp8pipe_status plan_renew(struct cuda_backend *backend, const struct gemm_args *args);

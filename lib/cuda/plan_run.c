@@ -100,8 +100,9 @@ enum fp8pipe_status plan_run(struct cuda_backend *backend, struct cuda_stream *s
 
 /* ---- Loading ------------------------------------------------------------------------------ */
 
-/* A call of the plan's as to its kernels; nothing is where its pointers lead. */
-static struct gemm_args some_args(const struct plan_key *key)
+/* A call of the plan's as to its kernels; nothing is where its pointers lead. amax: where an amax
+ * would be set to zero, which CUDA looks at. */
+static struct gemm_args some_args(const struct plan_key *key, uint32_t *amax)
 {
     const bool fp8 = gemm_type_is_fp8(key->a_type);
     void *some = PLAN_SOME_POINTER;
@@ -111,25 +112,47 @@ static struct gemm_args some_args(const struct plan_key *key)
         .b = {.data = some, .scale_inv = fp8 ? some : NULL},
         .d = some,
         .d_scale = gemm_type_is_fp8(key->d_type) ? some : NULL,
-        .d_amax = key->amax ? some : NULL,
+        .d_amax = key->amax ? amax : NULL,
         .bias = key->bias_type != PLAN_NO_BIAS ? some : NULL,
         .residual = key->residual_stride != 0 ? some : NULL,
         .accumulate = key->accumulate,
     };
 }
 
-void plan_load(struct cuda_backend *backend, const struct plan_key *key, struct plan *plan)
+/* Of the device's own pool: where the allocator is the caller's this is none of its ops. */
+static bool amax_make(struct cuda_backend *backend)
+{
+    void *word = NULL;
+    cudaError_t error = cudaSuccess;
+
+    if (!capture_stream(&backend->loading))
+        return false;
+    if (backend->loading_amax == NULL) {
+        error = cudaMallocAsync(&word, sizeof(*backend->loading_amax), backend->loading);
+        cuda_forget(error);
+        if (error == cudaSuccess)
+            backend->loading_amax = word;
+    }
+    return error == cudaSuccess;
+}
+
+bool plan_load(struct cuda_backend *backend, const struct plan_key *key, struct plan *plan)
 {
     void *workspace = plan->workspace_bytes > 0 ? PLAN_SOME_POINTER : NULL;
-    const struct gemm_args args = some_args(key);
     const int64_t from_ns = ec_now_ns();
+    struct gemm_args args;
+    cublasStatus_t error;
     cudaGraph_t graph;
 
-    if (plan->way != PLAN_DIRECT || !capture_begin(&backend->loading))
-        return;
-    (void)plan_call(backend, plan, &args, workspace, backend->loading);
+    if (plan->way != PLAN_DIRECT)
+        return true;
+    if ((key->amax && !amax_make(backend)) || !capture_begin(&backend->loading))
+        return false;
+    args = some_args(key, backend->loading_amax);
+    error = plan_call(backend, plan, &args, workspace, backend->loading);
     graph = capture_end(backend->loading);
     if (graph != NULL)
         cuda_forget(cudaGraphDestroy(graph));
     load_gate_loaded(&backend->load_gate, from_ns, ec_now_ns());
+    return error == CUBLAS_STATUS_SUCCESS;
 }

@@ -251,12 +251,15 @@ enum fp8pipe_status cuda_tune(struct backend *base, const struct backend_tune *t
     if (status != FP8PIPE_OK)
         return status;
     pthread_mutex_lock(&backend->tuner->tuning);
+    /* A load may wait for the device, and so for what holds a round back until it is enqueued. */
+    load_gate_block();
     status = tune_bench_create(backend, backend->tuner->l2_bytes, &bench);
     if (status == FP8PIPE_OK) {
         status = tune->shapes == NULL ? tune_cached(backend, bench, tune, &tuned)
                                       : tune_shapes(backend, bench, tune, &tuned);
         tune_bench_destroy(bench);
     }
+    load_gate_unblock();
     pthread_mutex_unlock(&backend->tuner->tuning);
     if (tune->file != NULL && (tuned > 0 || !tune->untuned)) {
         char sentence[STATUS_SENTENCE_BYTES];
