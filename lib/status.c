@@ -20,12 +20,14 @@ static void say_null(char *text)
 
 enum fp8pipe_status status_fail(enum fp8pipe_status status, const char *format, ...)
 {
+    char text[STATUS_SENTENCE_BYTES]; /* the sentence so far may be part of the new one */
     va_list args;
 
     va_start(args, format);
-    vsnprintf(sentence, sizeof(sentence), format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    say_null(sentence);
+    say_null(text);
+    memcpy(sentence, text, strlen(text) + 1);
     return status;
 }
 

@@ -107,11 +107,20 @@ static void version(void)
     is_str(fp8pipe_version(), wanted, "the library is of its header's version");
 }
 
+/* The reason of a failure is often part of the next sentence. */
+static void nested(void)
+{
+    status_fail(FP8PIPE_EINVAL, "the first reason");
+    status_fail(FP8PIPE_ENOMEM, "outside: %s: %d", status_sentence(), 7);
+    is_str(status_sentence(), "outside: the first reason: 7", "a sentence may have the last in it");
+}
+
 int main(void)
 {
     known();
     unknown();
     sentences();
     version();
+    nested();
     return done_testing();
 }
