@@ -117,9 +117,11 @@ static enum fp8pipe_status check_gemm_matrices(const struct fp8pipe_gemm_op *op,
         status = status_fail(FP8PIPE_EINVAL, "b.dtype = %d: it is a.dtype = %d", (int)op->b.dtype,
                              (int)op->a.dtype);
     }
-    if (status == FP8PIPE_OK) {
-        status = check_apart("d", &op->d, "a", &op->a);
+    /* Of a result that is a tensor, D is not looked at yet. */
+    if (status != FP8PIPE_OK || !d_given) {
+        return status;
     }
+    status = check_apart("d", &op->d, "a", &op->a);
     return status != FP8PIPE_OK ? status : check_apart("d", &op->d, "b", &op->b);
 }
 
@@ -189,7 +191,10 @@ static enum fp8pipe_status draft_epilogue(struct draft *draft, const struct fp8p
         shape.cols =
             op->b_transposed ? check_is(op->b.cols, "b.cols") : check_is(op->b.rows, "b.rows");
     }
-    status = epilogue_check(draft, &op->epilogue, &shape);
+    status = check_vector("bias", &op->bias, shape.cols);
+    if (status == FP8PIPE_OK) {
+        status = epilogue_check(draft, &op->epilogue, &shape);
+    }
     if (status != FP8PIPE_OK) {
         return status;
     }

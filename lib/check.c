@@ -69,13 +69,17 @@ enum fp8pipe_status check_vector(const char *field, const struct fp8pipe_vector 
         return status_fail(FP8PIPE_EINVAL, "%s.dtype = %d: it is FP32, BF16 or FP16", field,
                            (int)vector->dtype);
     }
-    if (vector->count != count.is) {
+    if (!check_fits(count, vector->count)) {
         return refuse_size(field, "count", vector->count, count);
+    }
+    if (vector->count < 0 || vector->count > CHECK_ELEMENTS_MAX) {
+        return status_fail(FP8PIPE_EINVAL, "%s.count = %lld: %s", field, (long long)vector->count,
+                           vector->count < 0 ? "it is >= 0" : "the size overflows");
     }
     if (vector->reserved != 0) {
         return status_fail(FP8PIPE_EINVAL, "%s.reserved = %d: it is 0", field, vector->reserved);
     }
-    return check_data(field, vector->data, count.is == 0, vector->dtype);
+    return check_data(field, vector->data, vector->count == 0, vector->dtype);
 }
 
 enum fp8pipe_status check_sums_given(const char *field, const struct fp8pipe_vector *vector,

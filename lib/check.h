@@ -130,7 +130,7 @@ static inline enum fp8pipe_status check_apart(const char *out_field,
 enum fp8pipe_status check_sums_apart_given(const char *out_field, const struct fp8pipe_vector *sums,
                                            const char *field, const struct fp8pipe_matrix *matrix);
 
-/* The same for sums, which may be absent. */
+/* The same for sums, which are checked already and may be absent. */
 static inline enum fp8pipe_status check_sums_apart(const char *out_field,
                                                    const struct fp8pipe_vector *sums,
                                                    const char *field,
@@ -139,7 +139,8 @@ static inline enum fp8pipe_status check_sums_apart(const char *out_field,
     return sums->data == NULL ? FP8PIPE_OK : check_sums_apart_given(out_field, sums, field, matrix);
 }
 
-/* That an output does not overlap a vector that is read, which may be absent. */
+/* That an output does not overlap a vector that is read, which may be absent. Both are checked
+ * already. */
 enum fp8pipe_status check_apart_vector(const char *out_field, const struct fp8pipe_matrix *out,
                                        const char *field, const struct fp8pipe_vector *vector);
 

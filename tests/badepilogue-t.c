@@ -13,6 +13,12 @@ static struct fp8pipe_linear *linear, *plain;
 static struct fp8pipe_tensor *x_row, *w_row, *result, *of_other;
 static struct test_matrix x, w, y, pre, residual, dy, dx;
 
+/* What nothing may be compared with before its shape is checked: from low addresses on, so much that
+ * it meets all memory, or, where `rows` is large, that its end is no number. */
+#define LOW ((void *)64)
+#define SPAN(rows_)                                                                                \
+    ((struct fp8pipe_matrix){LOW, rows_, INT64_C(1) << 58, INT64_C(1) << 58, FP8PIPE_FP32, 0})
+
 /* The rules that do not depend on whose epilogue it is. D is `d_`, of dtype FP32, an input is at
  * `in_`. */
 #define EPILOGUE_RULES(good, d_, d_name, in_)                                                      \
@@ -48,6 +54,8 @@ static struct test_matrix x, w, y, pre, residual, dy, dx;
     do {                                                                                           \
         SPOILED(good, op.d_ = y.view, SUBMIT, d_name ".data", "epilogue.tensor");                  \
         SPOILED(good, op.d_.rows = 1, SUBMIT, d_name ".data = NULL", "epilogue.tensor");           \
+        SPOILED(good, op.d_ = SPAN(1), SUBMIT, d_name ".data", "epilogue.tensor");                 \
+        SPOILED(good, op.d_ = SPAN(INT64_MAX), SUBMIT, d_name ".data", "epilogue.tensor");         \
         SPOILED(good, op.epilogue.residual.rows = 1, SUBMIT, "epilogue.residual.data = NULL", ""); \
         SPOILED(good, op.epilogue.residual = residual.view, SUBMIT, "epilogue.residual.data", ""); \
         SPOILED(good, op.epilogue.scaling = NULL, SUBMIT, "epilogue.scaling", "NULL");             \
@@ -117,6 +125,10 @@ static void gemm_part(void)
     SPOILED(quantizing, op.a.rows = -1, SUBMIT, "a.rows", "-1");
     SPOILED(quantizing, op.accumulate = 1, SUBMIT, "accumulate", "1");
     SPOILED(quantizing, (op.bias.data = y.view.data, op.bias.count = 7), SUBMIT, "bias.count", "7");
+    SPOILED(quantizing, (op.bias.data = LOW, op.bias.count = INT64_C(1) << 58), SUBMIT,
+            "bias.count", "288230376151711744");
+    SPOILED(quantizing, (op.bias.data = LOW, op.bias.count = INT64_MAX), SUBMIT, "bias.count",
+            "9223372036854775807");
     IS_ACCEPTED(fp8pipe_gemm(pipe, &quantizing, &ticket));
 
     tensors = quantizing;
@@ -124,6 +136,10 @@ static void gemm_part(void)
     tensors.a_tensor = x_row;
     tensors.b_tensor = w_row;
     TENSOR_RULES(tensors, d, "d");
+    SPOILED(tensors, (op.bias.data = LOW, op.bias.count = INT64_MAX), SUBMIT,
+            "bias.count = 9223372036854775807", "overflows");
+    SPOILED(tensors, (op.bias.data = LOW, op.bias.count = -1), SUBMIT, "bias.count = -1", ">= 0");
+    SPOILED(tensors, (op.bias.data = y.view.data, op.bias.count = 7), SUBMIT, "bias.count", "7");
     SPOILED(tensors, op.epilogue.tensor = x_row, SUBMIT, "epilogue.tensor", "another tensor");
     SPOILED(tensors, op.a_transposed = 1, SUBMIT, "a_tensor", "");
     IS_ACCEPTED(fp8pipe_gemm(pipe, &tensors, &ticket));
