@@ -351,9 +351,9 @@ static struct options parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
     struct options options = parse(argc, argv);
-    struct json json = json_to(options.json);
     struct cudaDeviceProp device;
     int driver = 0, runtime = 0;
+    struct json json;
 
     device_find("kernels");
     bench_must(cudaGetDeviceProperties(&device, 0));
@@ -362,6 +362,7 @@ int main(int argc, char **argv)
     bench_must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     bench_must(cudaEventCreate(&begin));
     bench_must(cudaEventCreate(&end));
+    json = json_to(options.json);
     printf("%s, driver %d, runtime %d; medians of %d\n", device.name, driver, runtime,
            (int)options.repeats);
     json_object(&json, NULL);

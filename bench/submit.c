@@ -399,9 +399,14 @@ int main(int argc, char **argv)
         {"forward, INLINE", FP8PIPE_INLINE, KIND_FORWARD, 1, 0},
     };
     struct arguments arguments = parse(argc, argv);
-    struct json json = json_to(arguments.json);
+    struct bench first;
+    struct json json;
 
     backend = arguments.backend;
+    /* A backend that is not there ends the program here. */
+    open_bench(&first, &settings[0], 1);
+    close_bench(&first);
+    json = json_to(arguments.json);
     json_object(&json, NULL);
     json_text(&json, "version", fp8pipe_version());
     json_text(&json, "backend", backend == FP8PIPE_BACKEND_HOST ? "host" : "cuda");

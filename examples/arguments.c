@@ -1,9 +1,11 @@
 #include "arguments.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ERROR_BYTES 512
 
@@ -51,14 +53,19 @@ static int set_text(const struct argument *argument, const char *value, const ch
     return 0;
 }
 
+/* What is in the file stays: the program may yet refuse to run. */
 static int set_output(const struct argument *argument, const char *value, FILE **file, char *error,
                       size_t error_bytes)
 {
-    FILE *opened = fopen(value, "w");
+    int fd = open(value, O_WRONLY | O_CREAT, 0666);
+    FILE *opened = fd >= 0 ? fdopen(fd, "w") : NULL;
 
     if (!opened) {
         snprintf(error, error_bytes, "%s is '%s', which cannot be written: %s", argument->name,
                  value, strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
         return -1;
     }
     *file = opened;

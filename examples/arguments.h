@@ -15,7 +15,7 @@ enum argument_kind {
     ARGUMENT_NUMBER, /* int64_t, from least to most */
     ARGUMENT_REAL,   /* double, above 0, at most 1 */
     ARGUMENT_TEXT,   /* const char *, not empty: argv's own */
-    ARGUMENT_OUTPUT, /* FILE *, opened for writing */
+    ARGUMENT_OUTPUT, /* FILE *, opened for writing; json_to empties it */
     ARGUMENT_CHOICE, /* an enum: the value of the choice that is named */
     ARGUMENT_SWITCH  /* bool, by the name of a choice */
 };

@@ -3,10 +3,19 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct json json_to(FILE *file)
 {
-    return (struct json){.file = file, .indent = -1};
+    struct json json = {.file = file, .indent = -1};
+    int fd = file != NULL ? fileno(file) : -1;
+    struct stat stat;
+
+    if (fd >= 0 && fstat(fd, &stat) == 0 && S_ISREG(stat.st_mode) && ftruncate(fd, 0) != 0) {
+        json.failure = errno;
+    }
+    return json;
 }
 
 int json_close(struct json *json)
@@ -21,10 +30,11 @@ int json_close(struct json *json)
     if (fclose(json->file) != 0) {
         return -1;
     }
-    if (failed) {
-        errno = EIO; /* the write's own is long gone */
+    if (failed || json->failure != 0) {
+        errno = failed ? EIO : json->failure; /* the write's own is long gone */
+        return -1;
     }
-    return failed ? -1 : 0;
+    return 0;
 }
 
 void json_lines(struct json *json, int indent)

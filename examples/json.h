@@ -14,9 +14,11 @@ struct json {
     FILE *file;  /* NULL: nothing is written */
     bool behind; /* another item stands before the next, in the same object or list */
     int indent;  /* items and ends begin a line, behind so many blanks; -1: they do not */
+    int failure; /* errno of a file that was not to be emptied, or 0 */
 };
 
-/* `file` (or NULL) is the writer's until json_close. */
+/* `file` (or NULL), nothing written to it yet, is the writer's until json_close. What a regular one
+ * had in it is gone from here on: a program that refuses to run does so before. */
 struct json json_to(FILE *file);
 /* A last line end. 0, or -1 with errno if not all of it could be written. */
 int json_close(struct json *json);

@@ -3,6 +3,7 @@
 #include "examples/arguments.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -124,6 +125,28 @@ static void test_refused(void)
     }
 }
 
+/* What is in a file is not the command line's to drop. */
+static void test_kept(void)
+{
+    struct fields fields = {.depth = 3};
+    char path[] = "/tmp/arguments-t.XXXXXX", words[100], error[200], got[20] = "";
+    int fd = mkstemp(path);
+
+    if (fd < 0 || write(fd, "numbers", 7) != 7) {
+        bail("no file in /tmp");
+    }
+    snprintf(words, sizeof(words), "--out %s", path);
+    ok(parse(words, &fields, error, sizeof(error)) == 0 && fclose(fields.out) == 0,
+       "a file that is there is open");
+    snprintf(words, sizeof(words), "--out %s --fast", path);
+    ok(parse(words, &fields, error, sizeof(error)) < 0 && fclose(fields.out) == 0,
+       "a command line with one is refused");
+    is_int(pread(fd, got, sizeof(got) - 1, 0), 7, "and what was in it");
+    is_str(got, "numbers", "is in it yet");
+    unlink(path);
+    close(fd);
+}
+
 /* A sentence that is longer than its room. */
 static void test_room(void)
 {
@@ -179,6 +202,7 @@ int main(void)
     test_set();
     test_defaults();
     test_refused();
+    test_kept();
     test_room();
     test_help();
     is_int(taken("--fast"), 2, "a refused command line ends the program");

@@ -24,5 +24,15 @@ ok "few submits" "$bench" --ops 30 --runs 2 --json "$work/json"
 ok "make short bursts" has '"bursts": {"runs": 2, "producers": 4, "submits": 30,' "$work/json"
 ok "one submit" "$bench" --ops 1 --runs 1 --json "$work/json"
 ok "makes a burst of one" has '"producers": 4, "submits": 1,' "$work/json"
+ok "numbers go where standard output does" sh -c \
+    '"$1" --ops 1 --runs 1 --json /dev/stdout | grep "\"bursts\": "' sh "$bench"
+
+keeps() {
+    echo numbers >"$work/kept"
+    ! CUDA_VISIBLE_DEVICES='' "$bench" --json "$work/kept" "$@" >"$work/out" 2>&1 &&
+        echo numbers | cmp - "$work/kept"
+}
+ok "a command line that is refused leaves the file as it was" keeps --fast
+ok "so does a backend that is not there" keeps --backend cuda
 ok "help names both" sh -c '"$1" --help | grep "each caller and of each producer"' sh "$bench"
 done_testing
