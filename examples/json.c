@@ -49,16 +49,51 @@ static void line_begin(const struct json *json)
     fprintf(json->file, "\n%*s", json->indent, "");
 }
 
+static bool follows(unsigned char byte)
+{
+    return (byte & 0xc0) == 0x80;
+}
+
+/* Bytes of the UTF-8 character that the text begins with; 0: it begins with none. No form that is
+ * longer than needed, no half of a UTF-16 pair, nothing above U+10FFFF is one. */
+static int character_bytes(const unsigned char *text)
+{
+    if (text[0] < 0x80) {
+        return 1;
+    }
+    if (text[0] < 0xc2 || text[0] > 0xf4 || !follows(text[1])) {
+        return 0;
+    }
+    if (text[0] < 0xe0) {
+        return 2;
+    }
+    if ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f) ||
+        (text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f) ||
+        !follows(text[2])) {
+        return 0;
+    }
+    if (text[0] < 0xf0) {
+        return 3;
+    }
+    return follows(text[3]) ? 4 : 0;
+}
+
 static void quote(FILE *file, const char *text)
 {
     putc('"', file);
-    for (; *text != '\0'; text++) {
+    while (*text != '\0') {
+        int bytes = character_bytes((const unsigned char *)text);
+
         if (*text == '"' || *text == '\\') {
             putc('\\', file);
         }
-        if ((unsigned char)*text >= ' ') {
-            putc(*text, file);
+        if (bytes == 0) {
+            fputs("\xef\xbf\xbd", file);
+            bytes = 1;
+        } else if ((unsigned char)*text >= ' ') {
+            fwrite(text, 1, (size_t)bytes, file);
         }
+        text += bytes;
     }
     putc('"', file);
 }

@@ -31,7 +31,8 @@ void json_object(struct json *json, const char *name);
 void json_object_end(struct json *json);
 void json_list(struct json *json, const char *name);
 void json_list_end(struct json *json);
-void json_text(struct json *json, const char *name, const char *text); /* without control bytes */
+/* Without control bytes; U+FFFD stands for each byte that is not of UTF-8. */
+void json_text(struct json *json, const char *name, const char *text);
 void json_truth(struct json *json, const char *name, bool value);
 void json_integer(struct json *json, const char *name, int64_t value);
 /* Of nine digits, or of so many behind the point; null if it is not finite. */

@@ -1,5 +1,5 @@
-/* JSON of the examples and benchmarks: every kind of item, byte for byte, where lines begin,
- * what becomes of what was in the file, and what is told of one that takes nothing. */
+/* JSON of the examples and benchmarks: every kind of item and of text, byte for byte, where lines
+ * begin, what becomes of what was in the file, and what is told of one that takes nothing. */
 #include "examples/json.h"
 
 #include <errno.h>
@@ -46,6 +46,46 @@ static const char want[] = "{\"text\": \"a \\\"b\\\" \\\\ c\", \"integer\": -922
                            " ],\n"
                            " \"last\": 0.1\n"
                            "}\n";
+
+#define NO "\xef\xbf\xbd" /* U+FFFD */
+
+/* Bytes of any kind make a text: between letters and at the end, as it is to be written. */
+static void test_bytes(void)
+{
+    static const struct {
+        const char *what, *bytes, *wanted;
+    } cases[] = {
+        {"the least and the largest of two bytes", "\xc2\x80\xdf\xbf", "\xc2\x80\xdf\xbf"},
+        {"of three", "\xe0\xa0\x80\xef\xbf\xbf", "\xe0\xa0\x80\xef\xbf\xbf"},
+        {"of four", "\xf0\x90\x80\x80\xf4\x8f\xbf\xbf", "\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"},
+        {"around the halves of pairs", "\xed\x9f\xbf\xee\x80\x80", "\xed\x9f\xbf\xee\x80\x80"},
+        {"Latin-1", "\xe9", NO},
+        {"a byte that goes on from none", "\x80\xbf", NO NO},
+        {"bytes that are in no text", "\xfe\xff\xf5", NO NO NO},
+        {"longer than needed, two bytes", "\xc0\xa2\xc1\xbf", NO NO NO NO},
+        {"three", "\xe0\x9f\xbf", NO NO NO},
+        {"four", "\xf0\x8f\xbf\xbf", NO NO NO NO},
+        {"halves of a pair", "\xed\xa0\x80\xed\xbf\xbf", NO NO NO NO NO NO},
+        {"above the largest", "\xf4\x90\x80\x80", NO NO NO NO},
+        {"cut by a quote, two bytes", "\xc3\"", NO "\\\""},
+        {"three", "\xe2\x82\"", NO NO "\\\""},
+        {"four", "\xf0\x9f\x98\"", NO NO NO "\\\""},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char got[100] = "", text[40], wanted[60];
+        FILE *file = fmemopen(got, sizeof(got), "w");
+        struct json json = json_to(file);
+
+        if (file == NULL)
+            bail("fmemopen: %s", strerror(errno));
+        snprintf(text, sizeof(text), "a%sb%s", cases[i].bytes, cases[i].bytes);
+        snprintf(wanted, sizeof(wanted), "\"a%sb%s\"\n", cases[i].wanted, cases[i].wanted);
+        json_text(&json, NULL, text);
+        is_int(json_close(&json), 0, "%s", cases[i].what);
+        is_str(got, wanted, "what is no character is replaced");
+    }
+}
 
 /* What lies in a file of a name, of less than 200 bytes. */
 static void is_content(const char *path, const char *wanted, const char *test)
@@ -102,6 +142,7 @@ int main(void)
     every_kind(&none);
     is_int(json_close(&none), 0, "without a file nothing is");
 
+    test_bytes();
     test_emptied();
     file = fopen("/dev/full", "w");
     if (file == NULL) {
