@@ -73,7 +73,14 @@ for words in "--without-cuda check" "check --without-cuda" "build --without-cuda
     ok "is configured so" has '^configure --without-cuda$' "$CALLS"
 done
 ok "the rest goes to the demo" has '^run .*/examples/dit_digits --steps 5$' "$CALLS"
-ok "the environment says the same" env FP8PIPE_QUICKSTART_CUDA=no ./quickstart build
+by_environment() {
+    (
+        export FP8PIPE_QUICKSTART_CUDA=no
+        run "$@"
+    )
+}
+ok "the environment says the same" by_environment build
+ok "to configure too" has '^configure --without-cuda$' "$CALLS"
 ok "in another folder too" run build other
 ok "which is there" test -f other/config.status
 
