@@ -63,6 +63,16 @@ has() {
 
 ok "help" run --help
 ok "names the option" has '--without-cuda, before or behind the command' out
+ok "and where a folder is" has 'taken from the$' out
+for words in "-h" "check --help" "build --help" "build -h" "build other --help" \
+    "--without-cuda build --help"; do
+    # shellcheck disable=SC2086
+    ok "$words" run $words
+    ok "is the same text" has '^usage: ./quickstart demo' out
+    ok "and nothing is begun" sh -c '[ ! -s "$CALLS" ] && [ ! -e build ]'
+done
+ok "help of the demo" run demo --help
+ok "is its own" has '^run .*/examples/dit_digits --help$' "$CALLS"
 ok "a check" run check
 ok "is configured by itself" has '^configure *$' "$CALLS"
 ok "and run by prove" has '^prove ' "$CALLS"
