@@ -128,27 +128,49 @@ ok "without any result it fails" fails run --mode train --case 8x240 --peer none
 ok "and says what each run said" \
     says '^no time: train, fp8pipe fp32, 8x240: exit status 1: no memory for this$'
 
-refused() {
+# STATUS OPTION...: it ends with this status and one line, and nothing was run.
+ends() {
+    status=$1
+    shift
     run "$@"
-    [ $? = 1 ] && [ ! -e calls ] && [ "$(wc -l <out)" = 1 ] || {
+    [ $? = "$status" ] && [ ! -e calls ] && [ "$(wc -l <out)" = 1 ] || {
         cat out
         return 1
     }
 }
 touch no_gpu
-ok "without a CUDA device nothing is run" refused --case 8x240 --peer bf16
+ok "without a CUDA device nothing is run" ends 1 --case 8x240 --peer bf16
 ok "and it says why" says '^compare: dit_bench --backend cuda does not run here: no CUDA device$'
-ok "nor where one of ours is for CUDA" refused --ours 'host=--dtype fp8 --backend host' \
+ok "nor where one of ours is for CUDA" ends 1 --ours 'host=--dtype fp8 --backend host' \
     --ours 'cuda=--dtype fp8'
 ok "a backend that is named is not asked for another" run --case 8x240 --peer none \
     --common '--backend host'
 ok "and is the only one named" sh -c '! grep cuda calls && test ! -e asked'
 ok "nothing is to be tuned on the host" sh -c '! grep -e --tune calls'
 rm no_gpu
-ok "a program that is not there" refused --dit_bench ./no_such_program
+ok "a program that is not there" ends 1 --dit_bench ./no_such_program
+
+refused() {
+    ends 2 "$@" && [ ! -e asked ]
+}
 ok "ours without options" refused --ours fp8 --peer none
 ok "says what they must be" says "^compare: --ours is 'fp8', but must be NAME=OPTIONS"
 ok "a case that is none" refused --case 8y240 --peer none
 ok "says what it must be" says "^compare: --case is '8y240', but must be batch x sequence"
 ok "shapes that change" refused --peer none --common=--dynamic
+ok "says what they must be" says "^compare: --common is '--dynamic', but cases are fixed shapes"
+for given in 'fp8=--dynamic --dtype fp8' 'fp8=--dtype fp8 --dynamic' 'fp8="--dynamic"'; do
+    ok "of one of ours: $given" refused --peer none --ours 'bf16=--dtype bf16' --ours "$given"
+    ok "says which" says "^compare: --ours is '$given', but cases are fixed shapes"
+done
+ok "a name may have any word" run --case 8x240 --peer none \
+    --ours 'not --dynamic=--dtype fp8'
+ok "a quote that stays open" refused --peer none --ours "fp8=--dtype 'fp8"
+ok "is named" \
+    says "^compare: --ours is 'fp8=--dtype 'fp8', which are no words .*: No closing quotation$"
+ok "for both programs" refused --peer none --common '--depth "2'
+ok "too" \
+    says "^compare: --common is '--depth \"2', which are no words of a shell: .* quotation$"
+ok "in a command" refused --peer none --dit_bench './ours "'
+ok "too" says "^compare: --dit_bench is './ours \"', which are no words of a shell"
 done_testing
