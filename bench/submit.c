@@ -369,7 +369,7 @@ static struct arguments parse(int argc, char **argv)
         {"host", FP8PIPE_BACKEND_HOST}, {"cuda", FP8PIPE_BACKEND_CUDA}, {NULL, 0}};
     static const struct argument known[] = {
         {"--ops", ARGUMENT_NUMBER, offsetof(struct arguments, ops), 1, 10000000, NULL,
-         "submits of each caller and of each producer of a burst (20000)"},
+         "submits of each caller and of each producer; to a sleeping launcher 500 at most (20000)"},
         {"--runs", ARGUMENT_NUMBER, offsetof(struct arguments, runs), 1, 10000000, NULL,
          "bursts (30)"},
         {"--backend", ARGUMENT_CHOICE, offsetof(struct arguments, backend), 0, 0, backends,

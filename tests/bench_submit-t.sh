@@ -35,4 +35,6 @@ keeps() {
 ok "a command line that is refused leaves the file as it was" keeps --fast
 ok "so does a backend that is not there" keeps --backend cuda
 ok "help names both" sh -c '"$1" --help | grep "each caller and of each producer"' sh "$bench"
+ok "and where they are fewer" sh -c \
+    '"$1" --help | grep "sleeping launcher 500 at most"' sh "$bench"
 done_testing
