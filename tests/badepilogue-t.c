@@ -13,8 +13,8 @@ static struct fp8pipe_linear *linear, *plain;
 static struct fp8pipe_tensor *x_row, *w_row, *result, *of_other;
 static struct test_matrix x, w, y, pre, residual, dy, dx;
 
-/* What nothing may be compared with before its shape is checked: from low addresses on, so much that
- * it meets all memory, or, where `rows` is large, that its end is no number. */
+/* What nothing may be compared with before its shape is checked: from low addresses on, so much
+ * that it meets all memory, or, where `rows_` is large, that its end is no number. */
 #define LOW ((void *)64)
 #define SPAN(rows_)                                                                                \
     ((struct fp8pipe_matrix){LOW, rows_, INT64_C(1) << 58, INT64_C(1) << 58, FP8PIPE_FP32, 0})

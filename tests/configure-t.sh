@@ -26,7 +26,7 @@ ends() {
     }
 }
 
-refused='^configure: error: this folder is that of the sources, .*: type ./configure$'
+refused='^configure: error: this folder .* by another name, .*: type ./configure$'
 compiler='^configure: error: C compiler cannot create executables'
 ok "in place, by another name" ends link "$work/real/configure" "$refused"
 ok "the other way round" ends real "$work/link/configure" "$refused"
