@@ -173,4 +173,10 @@ ok "too" \
     says "^compare: --common is '--depth \"2', which are no words of a shell: .* quotation$"
 ok "in a command" refused --peer none --dit_bench './ours "'
 ok "too" says "^compare: --dit_bench is './ours \"', which are no words of a shell"
+ok "a file that cannot be written" refused --peer none --json no_such_folder/x
+ok "is named before anything runs" \
+    says "^compare: --json is 'no_such_folder/x', which cannot be written: No such file"
+echo kept >rows
+ok "what is refused" refused --peer none --case 8y240 --json rows
+ok "leaves the file as it was" grep -q kept rows
 done_testing
