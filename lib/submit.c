@@ -42,6 +42,7 @@ static const char *const after_fields[FP8PIPE_AFTER_MAX] = {
     "submit.after[0]", "submit.after[1]", "submit.after[2]", "submit.after[3]",
     "submit.after[4]", "submit.after[5]", "submit.after[6]", "submit.after[7]",
 };
+_Static_assert(FP8PIPE_AFTER_MAX == 8, "each has its name");
 
 /* The rules of draft_begin, each with its sentence. */
 static enum fp8pipe_status check_submit(const struct fp8pipe *pipe,
