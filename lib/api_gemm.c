@@ -76,7 +76,10 @@ static enum fp8pipe_status bind_gemm(struct draft *draft, void *arg)
         status = bind_operands(draft, op);
     }
     if (status == FP8PIPE_OK && (draft->entry.op.flags & OP_EPILOGUE) != 0) {
-        status = check_vector("bias", &op->bias, check_is(gemm->d.cols, "the result's cols"));
+        /* That of matrices was checked when their shapes were. */
+        if (op->a_tensor != NULL) {
+            status = check_vector("bias", &op->bias, check_is(gemm->d.cols, "the result's cols"));
+        }
         if (status == FP8PIPE_OK) {
             status =
                 epilogue_bind(draft, &op->epilogue, &gemm->epilogue, gemm->d.rows, gemm->d.cols);

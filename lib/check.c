@@ -146,12 +146,13 @@ enum fp8pipe_status check_sums_apart_given(const char *out_field, const struct f
     return check_apart(out_field, &row, field, matrix);
 }
 
-enum fp8pipe_status check_apart_vector(const char *out_field, const struct fp8pipe_matrix *out,
-                                       const char *field, const struct fp8pipe_vector *vector)
+enum fp8pipe_status check_apart_vector_given(const char *out_field,
+                                             const struct fp8pipe_matrix *out, const char *field,
+                                             const struct fp8pipe_vector *vector)
 {
     struct fp8pipe_matrix row = row_of(vector);
 
-    return vector->data == NULL ? FP8PIPE_OK : check_apart(out_field, out, field, &row);
+    return check_apart(out_field, out, field, &row);
 }
 
 enum fp8pipe_status check_arg(const void *arg, size_t bytes)

@@ -139,10 +139,21 @@ static inline enum fp8pipe_status check_sums_apart(const char *out_field,
     return sums->data == NULL ? FP8PIPE_OK : check_sums_apart_given(out_field, sums, field, matrix);
 }
 
+/* check_apart_vector of a vector that is given. */
+enum fp8pipe_status check_apart_vector_given(const char *out_field,
+                                             const struct fp8pipe_matrix *out, const char *field,
+                                             const struct fp8pipe_vector *vector);
+
 /* That an output does not overlap a vector that is read, which may be absent. Both are checked
  * already. */
-enum fp8pipe_status check_apart_vector(const char *out_field, const struct fp8pipe_matrix *out,
-                                       const char *field, const struct fp8pipe_vector *vector);
+static inline enum fp8pipe_status check_apart_vector(const char *out_field,
+                                                     const struct fp8pipe_matrix *out,
+                                                     const char *field,
+                                                     const struct fp8pipe_vector *vector)
+{
+    return vector->data == NULL ? FP8PIPE_OK
+                                : check_apart_vector_given(out_field, out, field, vector);
+}
 
 /* The argument of a function of the caller's, of which `bytes` are copied. */
 enum fp8pipe_status check_arg(const void *arg, size_t bytes);
